@@ -17,9 +17,9 @@ need() { # COMMAND... -- PACKAGE WORDS
 }
 
 have_libclang() {
-    ldconfig -p 2>/dev/null | grep -q 'libclang[-.]' ||
-        compgen -G '/usr/lib*/llvm*/lib*/libclang*.so*' >/dev/null ||
-        [ -n "${LIBCLANG_PATH:-}" ]
+    [ -n "${LIBCLANG_PATH:-}" ] ||
+        [ -n "$(find /usr/lib* /usr/local/lib* -maxdepth 4 -name 'libclang[-.]*so*' \
+            ! -name 'libclang-cpp*' 2>/dev/null)" ]
 }
 
 need command -v cmake -- cmake "cmake"
