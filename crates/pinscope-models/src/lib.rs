@@ -1,1 +1,12 @@
-//! pinscope-models
+//! Model files for tests and benchmarks: synthetic shapes, sparse upcycling and
+//! routing statistics.
+
+mod disk;
+mod error;
+pub mod gguf;
+mod model_file;
+pub mod synth;
+mod tokens;
+
+pub use error::Error;
+pub use model_file::Progress;
