@@ -1,0 +1,362 @@
+//! The one block of memory that experts live in.
+//!
+//! Readers write into it through the kernel (in place, no bounce copy), the
+//! executor reads from it. It is reserved once and never moves; memory is only
+//! taken when a page is first read into.
+
+use std::io;
+use std::ops::Range;
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use thiserror::Error;
+
+/// Size and alignment of a huge page on x86-64 and (4 KiB granule) aarch64.
+pub const HUGE_PAGE: usize = 2 << 20;
+
+/// Unit in which a reader registers the arena with the kernel.
+pub(crate) const REGISTER_UNIT: usize = 64 << 20;
+
+/// What can go wrong with the arena.
+#[derive(Debug, Error)]
+pub enum ArenaError {
+    /// An arena of no bytes, or of more than the address space holds.
+    #[error("an arena of {len} bytes is not possible; ask for at least 1 and at most half the address space")]
+    Size {
+        /// Bytes asked for.
+        len: usize,
+    },
+    /// The kernel gave no address space.
+    #[error("cannot reserve {len} bytes for experts: {source}; use a smaller --ram or raise the address space limit (ulimit -v)")]
+    Map {
+        /// Bytes asked for.
+        len: usize,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The memory could not be locked.
+    #[error("cannot lock {len} bytes of expert memory (limit RLIMIT_MEMLOCK {limit} bytes): {source}; raise it (ulimit -l) or run unlocked, which only matters when the machine swaps")]
+    Lock {
+        /// Bytes to lock.
+        len: usize,
+        /// Soft limit of the process, bytes; `u64::MAX` if unlimited.
+        limit: u64,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The memory is registered with the kernel for reading.
+    #[error("arena bytes {start}..{end} are registered with an open io_uring reader; close the reader before giving them back")]
+    Registered {
+        /// First byte.
+        start: usize,
+        /// One past the last byte.
+        end: usize,
+    },
+    /// The kernel refused to take memory back.
+    #[error("the kernel did not take back arena bytes {start}..{end}: {source}")]
+    Release {
+        /// First byte.
+        start: usize,
+        /// One past the last byte.
+        end: usize,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+/// A private anonymous mapping, aligned to [`HUGE_PAGE`].
+///
+/// Who may touch which bytes is decided outside: a range that is being read
+/// into is touched by nobody else until the reader reports it done.
+#[derive(Debug)]
+pub struct Arena {
+    base: NonNull<u8>,
+    len: usize,
+    registered: Vec<AtomicBool>,
+}
+
+// SAFETY: the arena is plain memory at a fixed address; every access through
+// `ptr` or `bytes` is unsafe and carries its own proof.
+unsafe impl Send for Arena {}
+// SAFETY: as above; the safe methods only read constants or call the kernel.
+unsafe impl Sync for Arena {}
+
+impl Arena {
+    /// Reserves `len` bytes, rounded up to whole huge pages. No memory is
+    /// taken yet.
+    ///
+    /// # Errors
+    /// [`ArenaError::Size`] for 0 or absurd sizes, [`ArenaError::Map`] if the
+    /// kernel has no address space.
+    pub fn new(len: usize) -> Result<Arena, ArenaError> {
+        if len == 0 || len > isize::MAX as usize / 2 {
+            return Err(ArenaError::Size { len });
+        }
+        let len = len.next_multiple_of(HUGE_PAGE);
+        let base = map_aligned(len).map_err(|source| ArenaError::Map { len, source })?;
+        for advice in [libc::MADV_HUGEPAGE, libc::MADV_DONTFORK] {
+            // Best effort: kernels without huge pages refuse the first. The
+            // second keeps a fork from copying pages pinned by io_uring.
+            // SAFETY: exactly the mapping made above.
+            unsafe { libc::madvise(base.as_ptr().cast(), len, advice) };
+        }
+        let units = len.div_ceil(REGISTER_UNIT);
+        Ok(Arena {
+            base,
+            len,
+            registered: (0..units).map(|_| AtomicBool::new(false)).collect(),
+        })
+    }
+
+    /// Size, bytes; a multiple of [`HUGE_PAGE`].
+    #[allow(clippy::len_without_is_empty)] // never empty
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Address of the byte at `offset`. One past the end is allowed.
+    ///
+    /// # Panics
+    /// If `offset` is beyond the end.
+    pub fn ptr(&self, offset: usize) -> *mut u8 {
+        assert!(
+            offset <= self.len,
+            "arena offset {offset} of {} bytes",
+            self.len
+        );
+        // SAFETY: within the mapping or one past it.
+        unsafe { self.base.as_ptr().add(offset) }
+    }
+
+    /// The bytes of `range`.
+    ///
+    /// # Safety
+    /// Nobody, the kernel included, writes to the range while the slice lives.
+    ///
+    /// # Panics
+    /// If the range is not inside the arena.
+    pub unsafe fn bytes(&self, range: Range<usize>) -> &[u8] {
+        self.check(&range);
+        // SAFETY: inside the mapping (zero-filled by the kernel until written
+        // to); the caller excludes writers.
+        unsafe { std::slice::from_raw_parts(self.ptr(range.start), range.len()) }
+    }
+
+    /// Whether the kernel gives this mapping transparent huge pages.
+    pub fn huge_pages(&self) -> bool {
+        std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled")
+            .is_ok_and(|s| s.contains("[always]") || s.contains("[madvise]"))
+    }
+
+    /// Keeps the pages of `range` in RAM from the moment they are first read
+    /// into (so nothing is populated now).
+    ///
+    /// # Errors
+    /// [`ArenaError::Lock`], mostly because of `RLIMIT_MEMLOCK`; the arena
+    /// works on unlocked.
+    pub fn try_lock(&self, range: Range<usize>) -> Result<(), ArenaError> {
+        self.check(&range);
+        // SAFETY: inside the mapping; locking changes no contents.
+        let rc = unsafe {
+            libc::mlock2(
+                self.ptr(range.start).cast(),
+                range.len(),
+                libc::MLOCK_ONFAULT as libc::c_uint,
+            )
+        };
+        if rc == 0 {
+            return Ok(());
+        }
+        let source = io::Error::last_os_error();
+        Err(ArenaError::Lock {
+            len: range.len(),
+            limit: memlock_limit(),
+            source,
+        })
+    }
+
+    /// Gives the whole pages inside `range` back to the kernel; they read as
+    /// zeros afterwards.
+    ///
+    /// # Errors
+    /// [`ArenaError::Registered`] while an io_uring reader has any of them
+    /// registered: the kernel would go on writing to the pages given back.
+    pub fn release(&self, range: Range<usize>) -> Result<(), ArenaError> {
+        self.check(&range);
+        let start = range.start.next_multiple_of(crate::reader::ALIGN);
+        let end = range.end / crate::reader::ALIGN * crate::reader::ALIGN;
+        if start >= end {
+            return Ok(());
+        }
+        let units = start / REGISTER_UNIT..end.div_ceil(REGISTER_UNIT);
+        if self.registered[units]
+            .iter()
+            .any(|r| r.load(Ordering::Acquire))
+        {
+            return Err(ArenaError::Registered { start, end });
+        }
+        // SAFETY: inside the mapping; the owner of the range asked for it.
+        let rc =
+            unsafe { libc::madvise(self.ptr(start).cast(), end - start, libc::MADV_DONTNEED) };
+        if rc == 0 {
+            return Ok(());
+        }
+        let source = io::Error::last_os_error();
+        Err(ArenaError::Release { start, end, source })
+    }
+
+    /// Notes that a reader registered unit `unit` with the kernel, or no
+    /// longer has it registered.
+    pub(crate) fn set_registered(&self, unit: usize, registered: bool) {
+        self.registered[unit].store(registered, Ordering::Release);
+    }
+
+    fn check(&self, range: &Range<usize>) {
+        assert!(
+            range.start <= range.end && range.end <= self.len,
+            "arena range {range:?} of {} bytes",
+            self.len
+        );
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        // SAFETY: exactly the mapping made in `new`, and its last owner.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}
+
+/// Maps `len` bytes at a multiple of [`HUGE_PAGE`]: maps one huge page more
+/// and trims both ends.
+fn map_aligned(len: usize) -> io::Result<NonNull<u8>> {
+    let total = len + HUGE_PAGE;
+    // SAFETY: a new private anonymous mapping at an address the kernel picks.
+    let raw = unsafe {
+        libc::mmap(
+            ptr::null_mut(),
+            total,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+            -1,
+            0,
+        )
+    };
+    if raw == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    let raw: *mut u8 = raw.cast();
+    let head = raw.align_offset(HUGE_PAGE);
+    // SAFETY: both trimmed parts are page-aligned and inside the new mapping,
+    // which nobody knows yet; `head` < HUGE_PAGE keeps `len` bytes between.
+    let base = unsafe {
+        if head > 0 {
+            libc::munmap(raw.cast(), head);
+        }
+        let base = raw.add(head);
+        if head < HUGE_PAGE {
+            libc::munmap(base.add(len).cast(), HUGE_PAGE - head);
+        }
+        base
+    };
+    NonNull::new(base).ok_or_else(|| io::Error::other("the kernel mapped address 0"))
+}
+
+/// The soft `RLIMIT_MEMLOCK`, bytes.
+pub(crate) fn memlock_limit() -> u64 {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: writes one rlimit.
+    unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &mut limit) };
+    limit.rlim_cur
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn resident_pages(arena: &Arena) -> usize {
+        let mut seen = vec![0u8; arena.len() / 4096];
+        // SAFETY: the arena's own mapping and one byte for each page of it.
+        let rc = unsafe { libc::mincore(arena.ptr(0).cast(), arena.len(), seen.as_mut_ptr()) };
+        assert_eq!(rc, 0);
+        seen.iter().filter(|&&s| s & 1 == 1).count()
+    }
+
+    #[test]
+    fn a_new_arena_is_aligned_rounded_up_and_takes_no_memory() {
+        for len in [1, HUGE_PAGE, HUGE_PAGE + 1, 70 << 20] {
+            let arena = Arena::new(len).unwrap();
+            assert_eq!(arena.ptr(0) as usize % HUGE_PAGE, 0);
+            assert_eq!(arena.len(), len.div_ceil(HUGE_PAGE) * HUGE_PAGE);
+            assert_eq!(resident_pages(&arena), 0);
+        }
+    }
+
+    #[test]
+    fn released_pages_are_gone_and_the_others_stay() {
+        let arena = Arena::new(4 * HUGE_PAGE).unwrap();
+        // SAFETY: the test is the only user.
+        unsafe { arena.ptr(0).write_bytes(7, arena.len()) };
+        arena.release(HUGE_PAGE..2 * HUGE_PAGE).unwrap();
+        assert_eq!(resident_pages(&arena), 3 * HUGE_PAGE / 4096);
+        // SAFETY: as above.
+        let bytes = unsafe { arena.bytes(0..arena.len()) };
+        assert!(bytes[HUGE_PAGE..2 * HUGE_PAGE].iter().all(|&b| b == 0));
+        assert!(bytes[..HUGE_PAGE].iter().all(|&b| b == 7));
+        assert!(bytes[2 * HUGE_PAGE..].iter().all(|&b| b == 7));
+    }
+
+    #[test]
+    fn release_spares_pages_that_are_only_partly_inside() {
+        let arena = Arena::new(HUGE_PAGE).unwrap();
+        // SAFETY: the test is the only user.
+        unsafe { arena.ptr(0).write_bytes(7, arena.len()) };
+        arena.release(1..8191).unwrap();
+        // SAFETY: as above.
+        assert!(unsafe { arena.bytes(0..arena.len()) }
+            .iter()
+            .all(|&b| b == 7));
+    }
+
+    #[test]
+    fn registered_memory_is_not_released() {
+        let arena = Arena::new(2 * REGISTER_UNIT).unwrap();
+        arena.set_registered(1, true);
+        assert!(arena.release(0..REGISTER_UNIT).is_ok());
+        let across = REGISTER_UNIT - 4096..REGISTER_UNIT + 4096;
+        assert!(matches!(
+            arena.release(across.clone()),
+            Err(ArenaError::Registered { .. })
+        ));
+        arena.set_registered(1, false);
+        assert!(arena.release(across).is_ok());
+    }
+
+    #[test]
+    fn impossible_sizes_are_errors() {
+        assert!(matches!(Arena::new(0), Err(ArenaError::Size { .. })));
+        assert!(matches!(
+            Arena::new(usize::MAX),
+            Err(ArenaError::Size { .. })
+        ));
+        assert!(matches!(Arena::new(1 << 60), Err(ArenaError::Map { .. })));
+    }
+
+    #[test]
+    #[should_panic(expected = "arena offset")]
+    fn an_offset_beyond_the_end_panics() {
+        Arena::new(1).unwrap().ptr(HUGE_PAGE + 1);
+    }
+
+    #[test]
+    fn locking_populates_nothing_or_says_which_limit_is_in_the_way() {
+        let arena = Arena::new(HUGE_PAGE).unwrap();
+        match arena.try_lock(0..arena.len()) {
+            Ok(()) => assert_eq!(resident_pages(&arena), 0),
+            Err(e) => assert!(e.to_string().contains("RLIMIT_MEMLOCK"), "{e}"),
+        }
+    }
+}

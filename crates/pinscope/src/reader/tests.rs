@@ -1,0 +1,521 @@
+//! Every reader against `std::fs`, on whole files, cut files and changed ones.
+
+mod forbidden;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
+
+use proptest::prelude::*;
+
+use super::faulty::{FaultPlan, FaultyReader};
+use super::*;
+use crate::map::ModelFile;
+use crate::splitmix::SplitMix64;
+
+/// A file of random bytes whose last page is not full.
+struct Fixture {
+    path: PathBuf,
+    bytes: Vec<u8>,
+    _dir: tempfile::TempDir,
+}
+
+impl Fixture {
+    fn new(len: usize) -> Fixture {
+        Fixture::within(&std::env::temp_dir(), len)
+    }
+
+    fn within(parent: &std::path::Path, len: usize) -> Fixture {
+        let dir = tempfile::tempdir_in(parent).unwrap();
+        let mut rng = SplitMix64(len as u64);
+        let bytes: Vec<u8> = (0..len).map(|_| rng.next_u64() as u8).collect();
+        let path = dir.path().join("model.gguf");
+        fs::write(&path, &bytes).unwrap();
+        let _dir = dir;
+        Fixture { path, bytes, _dir }
+    }
+
+    fn model(&self) -> Vec<ModelFile> {
+        vec![ModelFile {
+            path: self.path.clone(),
+            len: self.bytes.len() as u64,
+        }]
+    }
+
+    fn files(&self) -> Arc<ModelFiles> {
+        Arc::new(ModelFiles::open(&self.model()).unwrap())
+    }
+}
+
+fn arena(len: usize) -> Arc<Arena> {
+    Arc::new(Arena::new(len).unwrap())
+}
+
+/// The kinds that this machine allows.
+fn kinds() -> Vec<ReaderKind> {
+    let f = Fixture::new(1);
+    let uring = open_reader(f.files(), arena(1), ReaderKind::Uring, Default::default());
+    match uring {
+        Ok(_) => vec![ReaderKind::Uring, ReaderKind::Pread],
+        Err(e) => {
+            eprintln!("without io_uring: {e}");
+            vec![ReaderKind::Pread]
+        }
+    }
+}
+
+fn open(
+    files: Arc<ModelFiles>,
+    arena: &Arc<Arena>,
+    kind: ReaderKind,
+    o: ReaderOptions,
+) -> Box<dyn Reader> {
+    open_reader(files, arena.clone(), kind, o).unwrap().0
+}
+
+/// One read at a time, so that the order of completion is the order of
+/// reading.
+fn serial() -> ReaderOptions {
+    ReaderOptions {
+        chunk: 64 << 10,
+        depth: 1,
+        prefetch_depth: 1,
+        threads: 1,
+    }
+}
+
+/// Requests for `ranges` one behind the other in the arena, tagged by number.
+fn requests(ranges: &[(u64, usize, ReadClass)]) -> Vec<ReadRequest> {
+    let mut next = 0;
+    let place = |(tag, &(offset, len, class)): (usize, &(u64, usize, ReadClass))| {
+        let dest = next + (offset % ALIGN as u64) as usize;
+        next = (dest + len).next_multiple_of(ALIGN);
+        ReadRequest {
+            tag: tag as u64,
+            file: 0,
+            offset,
+            len,
+            dest,
+            class,
+        }
+    };
+    ranges.iter().enumerate().map(place).collect()
+}
+
+fn demand(offset: u64, len: usize) -> ReadRequest {
+    requests(&[(offset, len, ReadClass::Demand)])[0]
+}
+
+fn drain(reader: &mut dyn Reader) -> Vec<ReadDone> {
+    let mut done = Vec::new();
+    while reader.outstanding() > 0 {
+        let before = done.len();
+        reader.reap(&mut done, true).unwrap();
+        assert!(done.len() > before, "a blocking reap came back empty");
+    }
+    done
+}
+
+fn read_one(reader: &mut dyn Reader, request: ReadRequest) -> Result<(), ReadError> {
+    reader.submit(request).unwrap();
+    drain(reader).pop().unwrap().result
+}
+
+fn assert_in_place(f: &Fixture, arena: &Arena, r: &ReadRequest) {
+    // SAFETY: callers have no reads outstanding.
+    let got = unsafe { arena.bytes(r.dest..r.dest + r.len) };
+    let from = r.offset as usize;
+    assert!(got == &f.bytes[from..from + r.len], "wrong bytes for {r:?}");
+}
+
+const LEN: usize = 3_000_001;
+
+fn ranges() -> impl Strategy<Value = Vec<(u64, usize, ReadClass)>> {
+    let class = prop_oneof![Just(ReadClass::Demand), Just(ReadClass::Prefetch)];
+    let len = prop_oneof![1..9000usize, 1..600_000usize];
+    let range = (0..LEN, len, class, 0..4u8).prop_map(|(offset, len, class, at_end)| {
+        let len = len.min(LEN - offset);
+        let offset = if at_end == 0 { LEN - len } else { offset };
+        (offset as u64, len, class)
+    });
+    prop::collection::vec(range, 1..20)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+    #[test]
+    fn every_reader_brings_the_bytes_of_the_file(
+        ranges in ranges(),
+        chunk_pages in 1usize..40,
+        depth in 1usize..9,
+        seed: u64,
+    ) {
+        thread_local!(static FILE: Fixture = Fixture::new(LEN));
+        FILE.with(|f| {
+            for (kind, faulty) in kinds().into_iter().flat_map(|k| [(k, false), (k, true)]) {
+                let arena = arena(12 << 20);
+                let options = ReaderOptions {
+                    chunk: chunk_pages * ALIGN, depth, prefetch_depth: 2, threads: 3,
+                };
+                let mut reader = open(f.files(), &arena, kind, options);
+                if faulty {
+                    let plan = FaultPlan { seed, delay: 0.3, fail: 0.0, retry: 0.3, reorder: true };
+                    reader = Box::new(FaultyReader::new(reader, plan));
+                }
+                let wanted = requests(&ranges);
+                for r in &wanted {
+                    reader.submit(*r).unwrap();
+                    if r.tag % 3 == 0 {
+                        reader.kick();
+                    }
+                }
+                let mut tags: Vec<u64> = Vec::new();
+                for done in drain(&mut *reader) {
+                    done.result.unwrap();
+                    tags.push(done.tag);
+                }
+                tags.sort();
+                assert_eq!(tags, (0..wanted.len() as u64).collect::<Vec<_>>());
+                for r in &wanted {
+                    assert_in_place(f, &arena, r);
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn reads_cross_the_registered_units_of_a_large_arena() {
+    let f = Fixture::new(1 << 20);
+    for kind in kinds() {
+        let arena = arena(130 << 20);
+        let mut reader = open(f.files(), &arena, kind, ReaderOptions::default());
+        let mut r = demand(0, 1 << 20);
+        r.dest = (64 << 20) - (512 << 10) + ALIGN;
+        read_one(&mut *reader, r).unwrap();
+        assert_in_place(&f, &arena, &r);
+    }
+}
+
+#[test]
+fn memory_around_the_pages_of_a_request_is_left_alone() {
+    let f = Fixture::new(100_000);
+    for kind in kinds() {
+        let arena = arena(1 << 20);
+        // SAFETY: no reader is open yet.
+        unsafe { arena.ptr(0).write_bytes(0xAA, arena.len()) };
+        let mut reader = open(f.files(), &arena, kind, ReaderOptions::default());
+        let mut r = demand(5000, 10_000);
+        r.dest = 40 * ALIGN + 5000 % ALIGN;
+        read_one(&mut *reader, r).unwrap();
+        assert_in_place(&f, &arena, &r);
+        // SAFETY: nothing is outstanding.
+        let bytes = unsafe { arena.bytes(0..arena.len()) };
+        let (from, to) = (40 * ALIGN, 43 * ALIGN);
+        assert!(bytes[..from].iter().all(|&b| b == 0xAA));
+        assert!(bytes[to..].iter().all(|&b| b == 0xAA));
+    }
+}
+
+#[test]
+fn buffered_files_and_tmpfs_are_read_correctly_and_buffering_is_noted_once() {
+    let shm = PathBuf::from("/dev/shm");
+    let places = [std::env::temp_dir(), shm];
+    for place in places.iter().filter(|p| p.is_dir()) {
+        let f = Fixture::within(place, 300_001);
+        let direct = f.files();
+        let twice = [f.model(), f.model()].concat();
+        let buffered = Arc::new(ModelFiles::open_buffered(&twice).unwrap());
+        for files in [direct, buffered] {
+            for kind in kinds() {
+                let arena = arena(1 << 20);
+                let opened = open_reader(files.clone(), arena.clone(), kind, serial());
+                let (mut reader, notes) = opened.unwrap();
+                let about = notes.iter().filter(|n| n.contains("O_DIRECT")).count();
+                assert_eq!(about, files.notes().len());
+                assert!(files.count() == 1 || about == 1);
+                let r = demand(77, 300_001 - 77);
+                read_one(&mut *reader, r).unwrap();
+                assert_in_place(&f, &arena, &r);
+            }
+        }
+    }
+}
+
+#[test]
+fn what_was_read_through_the_page_cache_does_not_stay_in_it() {
+    let f = Fixture::within(&std::env::temp_dir(), 1 << 20);
+    fs::File::open(&f.path).unwrap().sync_all().unwrap();
+    let files = Arc::new(ModelFiles::open_buffered(&f.model()).unwrap());
+    let cached = || {
+        let file = fs::File::open(&f.path).unwrap();
+        let len = 1 << 20;
+        let mut seen = vec![0u8; len / ALIGN];
+        // SAFETY: a fresh read-only mapping of the file, unmapped again.
+        unsafe {
+            use std::os::fd::AsRawFd;
+            let (prot, flags) = (libc::PROT_READ, libc::MAP_SHARED);
+            let at = libc::mmap(std::ptr::null_mut(), len, prot, flags, file.as_raw_fd(), 0);
+            assert_ne!(at, libc::MAP_FAILED);
+            assert_eq!(libc::mincore(at, len, seen.as_mut_ptr()), 0);
+            libc::munmap(at, len);
+        }
+        seen.iter().filter(|&&s| s & 1 == 1).count()
+    };
+    for kind in kinds() {
+        let arena = arena(1 << 20);
+        let mut reader = open(files.clone(), &arena, kind, ReaderOptions::default());
+        fs::read(&f.path).unwrap();
+        if cached() != 256 {
+            return; // a file system without a page cache of its own
+        }
+        read_one(&mut *reader, demand(0, 1 << 20)).unwrap();
+        assert_in_place(&f, &arena, &demand(0, 1 << 20));
+        assert_eq!(cached(), 0);
+    }
+}
+
+#[test]
+fn a_file_cut_short_while_open_ends_as_truncated() {
+    for kind in kinds() {
+        for cut in [0, 8192, 10_000, 299_000] {
+            let f = Fixture::new(300_001);
+            let arena = arena(1 << 20);
+            let mut reader = open(f.files(), &arena, kind, serial());
+            let file = fs::File::options().write(true).open(&f.path).unwrap();
+            file.set_len(cut).unwrap();
+            let result = read_one(&mut *reader, demand(7, 299_990));
+            assert!(
+                matches!(result, Err(ReadError::Truncated { .. })),
+                "{kind:?} {cut}: {result:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_file_written_to_while_open_ends_as_changed_even_where_its_bytes_are_all_there() {
+    for kind in kinds() {
+        let f = Fixture::new(100_000);
+        let arena = arena(1 << 20);
+        let mut reader = open(f.files(), &arena, kind, ReaderOptions::default());
+        read_one(&mut *reader, demand(0, 5000)).unwrap();
+        let file = fs::File::options().write(true).open(&f.path).unwrap();
+        file.set_modified(SystemTime::now() + Duration::from_secs(3))
+            .unwrap();
+        let result = read_one(&mut *reader, demand(0, 5000));
+        assert!(
+            matches!(result, Err(ReadError::Changed { .. })),
+            "{result:?}"
+        );
+        file.set_len(200_000).unwrap();
+        let result = read_one(&mut *reader, demand(0, 5000)).unwrap_err();
+        assert!(result.to_string().contains("200000 bytes now"), "{result}");
+    }
+}
+
+#[test]
+fn a_missing_file_and_a_wrong_length_are_refused_at_opening() {
+    let f = Fixture::new(1000);
+    let mut model = f.model();
+    model[0].len += 1;
+    let e = ModelFiles::open(&model).unwrap_err();
+    assert!(matches!(e, ReadError::Changed { .. }), "{e}");
+    model[0].path.set_extension("gone");
+    let e = ModelFiles::open(&model).unwrap_err();
+    assert!(matches!(e, ReadError::Open { .. }), "{e}");
+}
+
+#[test]
+fn requests_that_break_the_rules_are_refused() {
+    let f = Fixture::new(10_000);
+    for kind in kinds() {
+        let arena = arena(1);
+        let mut reader = open(f.files(), &arena, kind, ReaderOptions::default());
+        let good = demand(100, 9900);
+        let bad = [
+            ReadRequest { file: 1, ..good },
+            ReadRequest { len: 0, ..good },
+            ReadRequest { len: 9901, ..good },
+            ReadRequest { dest: 101, ..good },
+            ReadRequest {
+                offset: u64::MAX - 4095 + 100,
+                ..good
+            },
+            ReadRequest {
+                dest: arena.len() - ALIGN + 100,
+                ..good
+            },
+            ReadRequest {
+                dest: usize::MAX - 4095 + 100,
+                ..good
+            },
+        ];
+        for r in bad {
+            let e = reader.submit(r).unwrap_err();
+            assert!(matches!(e, ReadError::Contract { .. }), "{e}");
+        }
+        assert_eq!(reader.outstanding(), 0);
+        read_one(&mut *reader, good).unwrap();
+    }
+}
+
+#[test]
+fn a_prefetch_never_overtakes_a_demand() {
+    let f = Fixture::new(2 << 20);
+    for kind in kinds() {
+        let arena = arena(8 << 20);
+        let mut reader = open(f.files(), &arena, kind, serial());
+        let class = |i| match i % 4 {
+            3 => ReadClass::Demand,
+            _ => ReadClass::Prefetch,
+        };
+        let ranges: Vec<_> = (0..16).map(|i| (i * 4096, 100_000, class(i))).collect();
+        for r in requests(&ranges) {
+            reader.submit(r).unwrap();
+        }
+        let order: Vec<u64> = drain(&mut *reader).iter().map(|d| d.tag).collect();
+        assert_eq!(order, [3, 7, 11, 15, 0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14]);
+    }
+}
+
+#[test]
+fn a_promoted_prefetch_goes_before_the_others() {
+    let f = Fixture::new(2 << 20);
+    for kind in kinds() {
+        let arena = arena(8 << 20);
+        let mut reader = open(f.files(), &arena, kind, serial());
+        let ranges: Vec<_> = (0..6)
+            .map(|i| (i * 4096, 100_000, ReadClass::Prefetch))
+            .collect();
+        for r in requests(&ranges) {
+            reader.submit(r).unwrap();
+        }
+        reader.promote(4);
+        reader.promote(99);
+        let order: Vec<u64> = drain(&mut *reader).iter().map(|d| d.tag).collect();
+        // Those that the pool began before the promotion come first.
+        assert!(order.iter().position(|&t| t == 4) <= Some(1), "{order:?}");
+    }
+}
+
+#[test]
+fn cancelled_prefetches_come_back_once_and_demand_stays() {
+    let f = Fixture::new(2 << 20);
+    for kind in kinds() {
+        let arena = arena(40 << 20);
+        let mut reader = open(f.files(), &arena, kind, serial());
+        let class = |i| match i % 2 {
+            0 => ReadClass::Demand,
+            _ => ReadClass::Prefetch,
+        };
+        let ranges: Vec<_> = (0..20).map(|i| (i * 4096, 1_000_000, class(i))).collect();
+        let all = requests(&ranges);
+        for r in &all {
+            reader.submit(*r).unwrap();
+        }
+        reader.kick();
+        let mut done = Vec::new();
+        reader.cancel_queued_prefetches(&mut done);
+        done.extend(drain(&mut *reader));
+        let by_tag: BTreeMap<u64, &ReadDone> = done.iter().map(|d| (d.tag, d)).collect();
+        assert_eq!((by_tag.len(), done.len()), (20, 20));
+        for r in &all {
+            match (&by_tag[&r.tag].result, r.class) {
+                (Ok(()), _) => assert_in_place(&f, &arena, r),
+                (Err(ReadError::Cancelled), ReadClass::Prefetch) => {}
+                other => panic!("{other:?}"),
+            }
+        }
+        let cancelled = done.iter().filter(|d| d.result.is_err()).count();
+        assert!(cancelled >= 9, "{cancelled}");
+    }
+}
+
+#[test]
+fn after_drop_nothing_writes_to_the_arena() {
+    let f = Fixture::new(4 << 20);
+    for kind in kinds() {
+        for _ in 0..20 {
+            let arena = arena(64 << 20);
+            let mut reader = open(f.files(), &arena, kind, ReaderOptions::default());
+            let ranges = [(0, 4 << 20, ReadClass::Demand); 15];
+            for r in requests(&ranges) {
+                reader.submit(r).unwrap();
+            }
+            reader.kick();
+            drop(reader);
+            // SAFETY: no reader is left.
+            unsafe { arena.ptr(0).write_bytes(0x55, arena.len()) };
+            std::thread::sleep(Duration::from_millis(2));
+            // SAFETY: as above.
+            let bytes = unsafe { arena.bytes(0..arena.len()) };
+            assert!(bytes.iter().all(|&b| b == 0x55));
+            arena.release(0..arena.len()).unwrap();
+        }
+    }
+}
+
+#[test]
+fn injected_faults_fail_requests_and_change_no_bytes_of_the_others() {
+    let f = Fixture::new(1 << 20);
+    let arena = arena(16 << 20);
+    let plan = FaultPlan {
+        seed: 1,
+        delay: 0.5,
+        fail: 0.3,
+        retry: 0.3,
+        reorder: true,
+    };
+    let inner = open(f.files(), &arena, ReaderKind::Pread, serial());
+    let mut reader = FaultyReader::new(inner, plan);
+    let ranges: Vec<_> = (0..100)
+        .map(|i| (i * 1000, 20_000, ReadClass::Demand))
+        .collect();
+    let all = requests(&ranges);
+    for r in &all {
+        reader.submit(*r).unwrap();
+    }
+    let done = drain(&mut reader);
+    let order: Vec<u64> = done.iter().map(|d| d.tag).collect();
+    assert!(!order.is_sorted());
+    let failed = done.iter().filter(|d| d.result.is_err()).count();
+    assert!((15..45).contains(&failed), "{failed} of 100 at p = 0.3");
+    for d in done.iter().filter(|d| d.result.is_ok()) {
+        assert_in_place(&f, &arena, &all[d.tag as usize]);
+    }
+}
+
+#[test]
+fn read_into_fills_any_buffer_in_place_or_not() {
+    let f = Fixture::new(5_000_003);
+    let buffered = ModelFiles::open_buffered(&f.model()).unwrap();
+    let mut memory = vec![0u8; 6 << 20];
+    let base = memory.as_ptr().align_offset(ALIGN);
+    for (offset, len) in [
+        (0, 0),
+        (1, 1),
+        (4095, 2),
+        (32, 100),
+        (96, 4_000_000),
+        (4096, 8192),
+        (0, 5_000_003),
+        (4_999_000, 1003),
+    ] {
+        for shift in [offset % ALIGN, 0, 32, 4095] {
+            for files in [&*f.files(), &buffered] {
+                let dst = &mut memory[base + shift..base + shift + len];
+                dst.fill(0);
+                files.read_into(0, offset as u64, dst).unwrap();
+                assert!(
+                    dst == &f.bytes[offset..offset + len],
+                    "{offset} {len} {shift}"
+                );
+            }
+        }
+    }
+    let mut one = [0];
+    let beyond = f.files().read_into(0, 5_000_003, &mut one);
+    assert!(matches!(beyond, Err(ReadError::Truncated { .. })));
+}
