@@ -19,36 +19,49 @@ pub struct ContextCost {
 /// Measures what a context for the model in `path` would allocate. Reads the
 /// header; allocates neither weights, nor KV cache, nor compute buffers.
 ///
-/// llama.cpp has this as a C++ function only (`llama_get_memory_breakdown`),
-/// but it logs every size, so the log is read. The wording is safe to rely on
-/// because the version of llama.cpp is pinned, a line that is missing is an
-/// error here, and a test compares the result with a real context.
-///
 /// # Errors
 /// Those of [`Model::load`] and of making a context.
 pub fn measure_context(path: &Path, o: &ContextOptions) -> Result<ContextCost, HostError> {
-    let model = Model::load(path, ModelOptions { no_alloc: true, ..ModelOptions::default() })?;
-    let (context, lines) = log::capture(|| create(&model, params(o)));
-    let context = context?;
-    // SAFETY: the context is valid, ours and not used again.
-    let n_batch = unsafe {
-        let n_batch = sys::llama_n_batch(context.as_ptr());
-        sys::llama_free(context.as_ptr());
-        n_batch
-    };
-    let missing = |what: &str| HostError::Context {
-        reason: format!("llama.cpp did not log the size of its {what}"),
-    };
-    let rows = match o.max_outputs {
-        0 => n_batch,
-        n => n.min(n_batch),
-    };
-    Ok(ContextCost {
-        kv: kv(&lines).ok_or_else(|| missing("KV cache"))?,
-        compute: sum(&lines, |_| true, "compute buffer size =")
-            .ok_or_else(|| missing("compute buffers"))?,
-        output: u64::from(rows) * model.n_vocab() as u64 * 4,
-    })
+    let options = ModelOptions { no_alloc: true, ..ModelOptions::default() };
+    Model::load(path, options)?.measure(o)
+}
+
+impl Model {
+    /// As [`measure_context`], for a model loaded with
+    /// [`ModelOptions::no_alloc`].
+    ///
+    /// llama.cpp has this as a C++ function only (`llama_get_memory_breakdown`),
+    /// but it logs every size, so the log is read. The wording is safe to rely
+    /// on because the version of llama.cpp is pinned, a line that is missing is
+    /// an error here, and a test compares the result with a real context.
+    ///
+    /// # Errors
+    /// Those of making a context; a model that has been loaded for real.
+    pub fn measure(&self, o: &ContextOptions) -> Result<ContextCost, HostError> {
+        let error = |reason: String| HostError::Context { reason };
+        if !self.is_skeleton() {
+            return Err(error("only a model without allocations can be measured".into()));
+        }
+        let (context, lines) = log::capture(|| create(self, params(o)));
+        let context = context?;
+        // SAFETY: the context is valid, ours and not used again.
+        let n_batch = unsafe {
+            let n_batch = sys::llama_n_batch(context.as_ptr());
+            sys::llama_free(context.as_ptr());
+            n_batch
+        };
+        let missing = |what| error(format!("llama.cpp did not log the size of its {what}"));
+        let rows = match o.max_outputs {
+            0 => n_batch,
+            n => n.min(n_batch),
+        };
+        Ok(ContextCost {
+            kv: kv(&lines).ok_or_else(|| missing("KV cache"))?,
+            compute: sum(&lines, |_| true, "compute buffer size =")
+                .ok_or_else(|| missing("compute buffers"))?,
+            output: u64::from(rows) * self.n_vocab() as u64 * 4,
+        })
+    }
 }
 
 /// Without allocations "KV buffer size" is 0; the line after it, with the sizes

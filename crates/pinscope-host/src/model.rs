@@ -46,7 +46,15 @@ impl Default for ModelOptions<'_> {
 pub struct Model {
     ptr: NonNull<sys::llama_model>,
     vocab: NonNull<sys::llama_vocab>,
-    can_decode: bool,
+    loaded: Loaded,
+}
+
+/// How much of a model is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Loaded {
+    Weights,
+    Vocabulary,
+    Skeleton,
 }
 
 // SAFETY: a loaded llama_model is only read by the calls of this crate, and
@@ -125,7 +133,12 @@ impl Model {
             unsafe { sys::llama_model_free(ptr.as_ptr()) };
             return Err(load_error("it has no vocabulary".into()));
         };
-        Ok(Model { ptr, vocab, can_decode: !options.vocab_only && !options.no_alloc })
+        let loaded = match (options.vocab_only, options.no_alloc) {
+            (false, false) => Loaded::Weights,
+            (true, _) => Loaded::Vocabulary,
+            (false, true) => Loaded::Skeleton,
+        };
+        Ok(Model { ptr, vocab, loaded })
     }
 
     pub(crate) fn as_ptr(&self) -> *mut sys::llama_model {
@@ -134,7 +147,12 @@ impl Model {
 
     /// False for a model that was loaded without its weights.
     pub(crate) fn can_decode(&self) -> bool {
-        self.can_decode
+        self.loaded == Loaded::Weights
+    }
+
+    /// True for a model whose tensors are known and not allocated.
+    pub(crate) fn is_skeleton(&self) -> bool {
+        self.loaded == Loaded::Skeleton
     }
 
     /// Tokens in the vocabulary, which is also the width of a row of logits.

@@ -21,6 +21,8 @@ pub struct SamplerOptions {
     pub repeat_last_n: i32,
     /// Seed; [`u32::MAX`] draws one.
     pub seed: u32,
+    /// Never choose a token that ends the answer.
+    pub ignore_eog: bool,
 }
 
 impl Default for SamplerOptions {
@@ -33,6 +35,7 @@ impl Default for SamplerOptions {
             repeat_penalty: 1.0,
             repeat_last_n: 64,
             seed: u32::MAX,
+            ignore_eog: false,
         }
     }
 }
@@ -75,6 +78,13 @@ impl Sampler {
             let chain = NonNull::new(sys::llama_sampler_chain_init(params))
                 .ok_or_else(|| error("llama.cpp made no sampler"))?;
             let add = |s| sys::llama_sampler_chain_add(chain.as_ptr(), s);
+            if o.ignore_eog {
+                let never = never_end(model);
+                let n_vocab = model.n_vocab() as i32;
+                let n = never.len() as i32;
+                // Copies the list.
+                add(sys::llama_sampler_init_logit_bias(n_vocab, n, never.as_ptr()));
+            }
             if o.repeat_penalty != 1.0 && o.repeat_last_n > 0 {
                 add(sys::llama_sampler_init_penalties(
                     model.n_vocab() as i32,
@@ -113,4 +123,11 @@ impl Sampler {
         // SAFETY: the chain is valid; samplers only record the number.
         unsafe { sys::llama_sampler_accept(self.chain.as_ptr(), token) }
     }
+}
+
+fn never_end(model: &Model) -> Vec<sys::llama_logit_bias> {
+    (0..model.n_vocab() as Token)
+        .filter(|&token| model.is_eog(token))
+        .map(|token| sys::llama_logit_bias { token, bias: f32::NEG_INFINITY })
+        .collect()
 }
