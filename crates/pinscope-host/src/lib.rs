@@ -5,11 +5,10 @@
 //! context, cannot load a model without allocating it and cannot keep
 //! llama.cpp from reading the whole file at start. PinScope needs all four.
 //!
-//! Unsafe code lives in `model`, `context`, `measure`, `sampler`, `keep`, `log` and `wrap`.
+//! Unsafe code lives in `model`, `context`, `measure`, `sampler`, `log` and `wrap`.
 
 mod chat;
 mod context;
-mod keep;
 mod log;
 mod measure;
 mod model;
@@ -19,7 +18,6 @@ pub mod wrap;
 
 pub use chat::ChatMessage;
 pub use context::{Context, ContextOptions, Logits};
-pub use keep::{keep_in_ram, Kept};
 pub use log::{init, last_errors};
 pub use measure::{measure_context, ContextCost};
 pub use model::{Model, ModelOptions};
