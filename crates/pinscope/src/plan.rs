@@ -10,10 +10,9 @@ use crate::map::ExpertMap;
 use crate::memory::format_bytes;
 use serde::Serialize;
 
-/// The process without a model: program, libraries, thread stacks, ggml's own
-/// tables and graph, and headroom for the allocator. Measured: see the test of
-/// the whole program that compares peaks with plans.
-const PROGRAM_BYTES: u64 = 48 << 20;
+/// What comes on top of the process as it was when the plan was made: thread
+/// stacks, queues of reads, sampling, rounding of weights to pages, and air.
+const SLACK_BYTES: u64 = 24 << 20;
 
 /// What the kernel needs to map a byte of arena, as a divisor: 8 bytes of page
 /// table for a 4 KiB page, and as much again for registered buffers.
@@ -28,8 +27,8 @@ pub struct Fixed {
     pub compute: u64,
     /// Logits.
     pub output: u64,
-    /// Vocabulary, as measured when it was loaded.
-    pub vocab: u64,
+    /// The program with the model's vocabulary and tables, as measured.
+    pub process: u64,
 }
 
 /// The division of the RAM; all sizes in bytes.
@@ -104,8 +103,8 @@ impl Plan {
             + fixed.kv
             + fixed.compute
             + fixed.output
-            + fixed.vocab
-            + PROGRAM_BYTES;
+            + fixed.process
+            + SLACK_BYTES;
         let with_arena = |arena: u64| must + arena + arena / PAGE_TABLE_DIVISOR;
         let round = |bytes: u64| bytes.next_multiple_of(HUGE_PAGE as u64);
         let smallest_arena = round(Layout::min_bytes(map));
@@ -131,7 +130,7 @@ impl Plan {
             kv_bytes: fixed.kv,
             compute_bytes: fixed.compute,
             output_bytes: fixed.output,
-            overhead_bytes: fixed.vocab + PROGRAM_BYTES + arena_bytes / PAGE_TABLE_DIVISOR,
+            overhead_bytes: fixed.process + SLACK_BYTES + arena_bytes / PAGE_TABLE_DIVISOR,
             arena_bytes,
             experts_resident,
             experts_total: map.expert_count(),
@@ -223,7 +222,7 @@ mod tests {
         Fixed { kv: 4 * MIB, compute: 3 * MIB, output: 2 * MIB, vocab: MIB }
     }
 
-    /// 10 + 4 + 3 + 2 + 1 + 48.
+    /// 10 + 4 + 3 + 2 + 25 + 24.
     const MUST: u64 = 68 * MIB;
 
     #[test]
