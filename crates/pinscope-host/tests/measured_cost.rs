@@ -28,7 +28,7 @@ fn the_measured_cost_is_what_a_real_context_takes() {
     let one_row = ContextOptions { max_outputs: 1, ..options() };
     let less = measure_context(&path, &one_row).unwrap();
     assert_eq!((less.kv, less.output), (cost.kv, model.n_vocab() as u64 * 4));
-    assert!(less.compute < cost.compute);
+    assert!(less.compute <= cost.compute);
 }
 
 /// Private memory of this process, touched or not, bytes.
