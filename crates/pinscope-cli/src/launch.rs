@@ -1,0 +1,330 @@
+//! One measured run in a fresh process: what to do ([`Job`]), how it went
+//! ([`Report`]), and the parent's side of it. The child's side is `worker.rs`.
+//!
+//! A fresh process per run keeps one contender's page cache, heap and threads
+//! out of the next one's figures, and lets the kernel limit and measure each.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+
+use pinscope::map::ModelFile;
+use pinscope::policy::PolicyKind;
+use pinscope::reader::ReaderKind;
+use pinscope::residency::Counters;
+use serde::{Deserialize, Serialize};
+
+use crate::cgroup::MemoryGroup;
+use crate::style;
+
+/// Who does the work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Contender {
+    /// Our device, experts in an arena of bounded size.
+    Pinscope,
+    /// Plain llama.cpp under a memory limit: the page cache decides.
+    Mmap,
+    /// Plain llama.cpp, everything in memory, weights as they are in the file.
+    Resident,
+    /// Plain llama.cpp as it comes: everything in memory, weights repacked.
+    ResidentRepacked,
+}
+
+impl Contender {
+    /// The name in tables and JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Contender::Pinscope => "pinscope",
+            Contender::Mmap => "mmap",
+            Contender::Resident => "resident",
+            Contender::ResidentRepacked => "resident-repacked",
+        }
+    }
+}
+
+/// What to decode after the prompt.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Decode {
+    /// These tokens, whatever the model would have said: the same work for all.
+    Forced(Vec<i32>),
+    /// As many tokens as this, each the likeliest after the one before.
+    Greedy(usize),
+}
+
+/// How a contender computes, the same for all, and how [`Contender::Pinscope`]
+/// keeps and reads its experts.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Setup {
+    pub threads: u32,
+    /// Tokens computed at once in the prompt.
+    pub n_ubatch: u32,
+    #[serde(with = "by_name")]
+    pub policy: PolicyKind,
+    #[serde(with = "ReaderName")]
+    pub reader: ReaderKind,
+    /// Leave a model that fits to plain llama.cpp.
+    pub step_aside: bool,
+}
+
+/// One run, complete: a child needs nothing else.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Job {
+    /// The model, or the first part of a split one.
+    pub model: PathBuf,
+    pub contender: Contender,
+    /// Memory for the whole process, bytes ([`Contender::Pinscope`] only).
+    pub ram: Option<u64>,
+    pub setup: Setup,
+    /// Context length, tokens.
+    pub n_ctx: u32,
+    pub prompt: Vec<i32>,
+    pub decode: Decode,
+    /// Hash every logits vector: of all prompt tokens and all decoded ones.
+    pub hash_logits: bool,
+    /// Stop decoding after about this long.
+    pub max_decode_seconds: Option<f64>,
+}
+
+/// How [`ReaderKind`] is written in a job.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "ReaderKind")]
+enum ReaderName {
+    Auto,
+    Uring,
+    Pread,
+}
+
+/// Writes a value in its `Display` form and reads it with `FromStr`.
+mod by_name {
+    use std::fmt::Display;
+    use std::str::FromStr;
+
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub fn serialize<T: Display, S: Serializer>(value: &T, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(value)
+    }
+
+    pub fn deserialize<'de, T, D>(from: D) -> Result<T, D::Error>
+    where
+        T: FromStr<Err: Display>,
+        D: Deserializer<'de>,
+    {
+        String::deserialize(from)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+/// A timed stretch of work.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+pub struct Phase {
+    pub tokens: usize,
+    /// Time in llama.cpp's decode calls alone, without hashing.
+    pub seconds: f64,
+}
+
+impl Phase {
+    /// Adds a pass of so many tokens.
+    pub fn add(&mut self, tokens: usize, seconds: f64) {
+        self.tokens += tokens;
+        self.seconds += seconds;
+    }
+
+    /// Tokens a second; 0 for an empty phase.
+    pub fn rate(&self) -> f64 {
+        if self.seconds > 0.0 {
+            self.tokens as f64 / self.seconds
+        } else {
+            0.0
+        }
+    }
+}
+
+/// What the expert cache did while decoding.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+pub struct CacheUse {
+    pub hits: u64,
+    pub misses: u64,
+    pub bytes_read: u64,
+    /// Time that arithmetic stood still for reads, nanoseconds.
+    pub wait_ns: u64,
+}
+
+impl From<Counters> for CacheUse {
+    fn from(c: Counters) -> CacheUse {
+        let Counters { hits, misses, bytes_read, wait_ns, .. } = c;
+        CacheUse { hits, misses, bytes_read, wait_ns }
+    }
+}
+
+impl CacheUse {
+    /// Share of needed experts that were in memory, 0 to 1; 1 when none was needed.
+    pub fn hit_rate(&self) -> f64 {
+        match self.hits + self.misses {
+            0 => 1.0,
+            needed => self.hits as f64 / needed as f64,
+        }
+    }
+}
+
+/// What a child measured of itself.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct Report {
+    pub load_seconds: f64,
+    pub prefill: Phase,
+    pub decode: Phase,
+    /// Decoding ended early, at [`Job::max_decode_seconds`].
+    pub capped: bool,
+    /// `None` for plain llama.cpp, or when all experts fit and we stepped aside.
+    pub cache: Option<CacheUse>,
+    /// Most memory the process had mapped in (VmHWM), bytes.
+    pub process_peak_bytes: u64,
+    /// The tokens that were decoded.
+    pub tokens: Vec<i32>,
+    /// SHA-256 over all logits in order, hex; with [`Job::hash_logits`].
+    pub sha256_logits: Option<String>,
+    /// SHA-256 over `tokens`, hex.
+    pub sha256_tokens: String,
+    /// The first 16 hex digits of each single logits vector's SHA-256.
+    pub vectors: Vec<String>,
+    /// What the user should know of this run (a fallback that was taken).
+    pub notes: Vec<String>,
+}
+
+/// One line that a child prints.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Message {
+    Progress { what: String, done: u64, total: u64 },
+    Report(Box<Report>),
+    Error(String),
+}
+
+/// A finished run, with what was seen from outside.
+#[derive(Debug, Clone)]
+pub struct Outcome {
+    pub report: Report,
+    /// Most memory used; with the page cache it caused, where a cgroup counted.
+    pub peak_bytes: u64,
+    /// Why no cgroup counted or limited this run; `None` when one did.
+    pub no_cgroup: Option<String>,
+    /// How often the limit was met (see [`MemoryGroup::limit_hits`]).
+    pub limit_hits: Option<u64>,
+}
+
+/// A run that gave no report.
+#[derive(Debug, thiserror::Error)]
+pub enum LaunchError {
+    #[error("cannot start a child process for the {who} run: {source}")]
+    Start { who: &'static str, source: std::io::Error },
+    #[error("{0}")]
+    Child(String),
+    #[error("the {who} run was killed (signal {signal}){hint}")]
+    Killed { who: &'static str, signal: i32, hint: String },
+    #[error("the {who} run ended ({status}) without a result; its last words, if any, are above")]
+    NoReport { who: &'static str, status: ExitStatus },
+}
+
+/// Runs `job` in a fresh process that may use `limit` bytes (`None`: counted
+/// only), where a cgroup can be had; a terminal shows `label` and how far it is.
+///
+/// The page cache of the model's `files` is dropped first: pages that are there
+/// already would be free for whoever comes next, and counted for nobody.
+pub fn launch(
+    job: &Job,
+    label: &str,
+    files: &[ModelFile],
+    limit: Option<u64>,
+) -> Result<Outcome, LaunchError> {
+    let who = job.contender.name();
+    for file in files {
+        drop_page_cache(&file.path);
+    }
+    let (group, no_cgroup) = match MemoryGroup::create(limit) {
+        Ok(group) => (Some(group), None),
+        Err(why) => (None, Some(why)),
+    };
+    let mut child =
+        start(job, group.as_ref()).map_err(|source| LaunchError::Start { who, source })?;
+    let last = converse(label, &mut child);
+    let status = child.wait().map_err(|source| LaunchError::Start { who, source })?;
+    match last {
+        Some(Message::Report(report)) => Ok(Outcome {
+            peak_bytes: group
+                .as_ref()
+                .and_then(MemoryGroup::peak_bytes)
+                .unwrap_or(report.process_peak_bytes),
+            limit_hits: group.as_ref().and_then(MemoryGroup::limit_hits),
+            no_cgroup,
+            report: *report,
+        }),
+        Some(Message::Error(text)) => Err(LaunchError::Child(text)),
+        _ => Err(ended_without_report(who, status, limit)),
+    }
+}
+
+fn start(job: &Job, group: Option<&MemoryGroup>) -> std::io::Result<Child> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.arg("worker").stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = match group {
+        Some(group) => group.spawn(&mut command)?,
+        None => command.spawn()?,
+    };
+    if let Some(mut stdin) = child.stdin.take() {
+        // A child that is gone already tells more by its exit status.
+        let _ = stdin.write_all(&serde_json::to_vec(job)?);
+    }
+    Ok(child)
+}
+
+/// Reads the child's messages to the end; the last one that is no progress counts.
+fn converse(label: &str, child: &mut Child) -> Option<Message> {
+    let bar = style::bar("", 1);
+    let mut last = None;
+    for line in BufReader::new(child.stdout.take()?).lines() {
+        match serde_json::from_str(&line.ok()?) {
+            Ok(Message::Progress { what, done, total }) => {
+                bar.set_message(format!("{label}: {what}"));
+                bar.set_length(total);
+                bar.set_position(done);
+            }
+            Ok(message) => last = Some(message),
+            Err(_) => {}
+        }
+    }
+    bar.finish_and_clear();
+    last
+}
+
+fn ended_without_report(who: &'static str, status: ExitStatus, limit: Option<u64>) -> LaunchError {
+    use std::os::unix::process::ExitStatusExt;
+    match status.signal() {
+        Some(signal) => LaunchError::Killed {
+            who,
+            signal,
+            hint: match (signal, limit) {
+                (libc::SIGKILL, Some(bytes)) => {
+                    format!(": most likely it needed more than its limit of {bytes} bytes")
+                }
+                (libc::SIGKILL, None) => ": most likely the machine ran out of memory".into(),
+                _ => String::new(),
+            },
+        },
+        None => LaunchError::NoReport { who, status },
+    }
+}
+
+/// Asks the kernel to forget what it cached of a file. Not being able to
+/// matters for the figures only, so there is no error.
+fn drop_page_cache(path: &Path) {
+    use std::os::fd::AsRawFd;
+    if let Ok(file) = std::fs::File::open(path) {
+        // Pages not yet written cannot be dropped: a model made a moment ago.
+        let _ = file.sync_all();
+        // SAFETY: the descriptor is open for the length of the call.
+        unsafe {
+            libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED);
+        }
+    }
+}
