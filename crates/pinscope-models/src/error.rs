@@ -37,9 +37,9 @@ pub enum Error {
     /// An option that contradicts the shape, the base model or another option.
     #[error("{0}")]
     Usage(String),
-    // HOST /// llama.cpp refused something.
-    // HOST #[error(transparent)]
-    // HOST Host(#[from] pinscope_host::HostError),
+    /// llama.cpp refused something.
+    #[error(transparent)]
+    Host(#[from] pinscope_host::HostError),
 }
 
 impl Error {

@@ -5,8 +5,11 @@ mod disk;
 mod error;
 pub mod gguf;
 mod model_file;
+pub mod routing;
+mod states;
 pub mod synth;
 mod tokens;
 
 pub use error::Error;
 pub use model_file::Progress;
+pub use tokens::TEXT;

@@ -1,9 +1,10 @@
 //! `pinscope-models`: makes and measures model files.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use pinscope_models::routing::{self, Figures};
 use pinscope_models::synth::{self, ExpertTypes, Shape};
 use pinscope_models::Error;
 
@@ -18,6 +19,24 @@ struct Cli {
 enum Command {
     /// Write a model of a published shape with random weights and realistic routing
     Synth(SynthArgs),
+    /// Measure how a Mixture-of-Experts model routes a text
+    Routing(RoutingArgs),
+}
+
+#[derive(clap::Args)]
+struct RoutingArgs {
+    /// The model (for a split one: its first part)
+    #[arg(short, long)]
+    model: PathBuf,
+    /// The text; a mixed one that is built in if absent
+    #[arg(long)]
+    text: Option<PathBuf>,
+    /// Measure at most this many tokens
+    #[arg(long, default_value_t = 512)]
+    tokens: usize,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
 }
 
 #[derive(clap::Args)]
@@ -41,13 +60,19 @@ struct SynthArgs {
     layers: Option<u32>,
 }
 
-fn progress_bar() -> impl FnMut(u64, u64) {
-    let bar = indicatif::ProgressBar::no_length().with_style(
-        indicatif::ProgressStyle::with_template(
-            "{bar:40} {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left",
-        )
-        .expect("a valid template"),
-    );
+enum Unit {
+    Bytes,
+    Tokens,
+}
+
+/// A bar on a terminal, nothing elsewhere.
+fn progress_bar(unit: Unit) -> impl FnMut(u64, u64) {
+    let template = match unit {
+        Unit::Bytes => "{bar:40} {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left",
+        Unit::Tokens => "{bar:40} {pos} of {len} tokens, {eta} left",
+    };
+    let style = indicatif::ProgressStyle::with_template(template).expect("a valid template");
+    let bar = indicatif::ProgressBar::no_length().with_style(style);
     move |done, total| {
         bar.set_length(total);
         bar.set_position(done);
@@ -70,15 +95,62 @@ fn synth(args: SynthArgs) -> Result<(), Error> {
         },
         parts: args.parts,
     };
-    for file in synth::write(&shape, &options, &args.out, &mut progress_bar())? {
+    for file in synth::write(&shape, &options, &args.out, &mut progress_bar(Unit::Bytes))? {
         println!("{}", file.display());
     }
     Ok(())
 }
 
+fn routing(args: RoutingArgs) -> Result<(), Error> {
+    let text = read_text(args.text.as_deref())?;
+    let report =
+        routing::measure(&args.model, &text, args.tokens, &mut progress_bar(Unit::Tokens))?;
+    if args.json {
+        println!("{}", serde_json::json!(report));
+        return Ok(());
+    }
+    println!(
+        "{}: {} layers of {} experts, {} a token; {} tokens",
+        report.model.display(),
+        report.layers,
+        report.experts,
+        report.top_k,
+        report.tokens
+    );
+    let columns: Vec<&Figures> = report.thirds.iter().chain([&report.overall]).collect();
+    let mut table = comfy_table::Table::new();
+    table.load_style(comfy_table::presets::NOTHING);
+    table.set_header(["", "first third", "middle", "last", "all layers"]);
+    let mut row = |name: &str, get: &dyn Fn(&Figures) -> Option<f64>| {
+        let cells = columns.iter().map(|f| get(f).map_or("n/a".into(), |v| format!("{v:.3}")));
+        table.add_row(std::iter::once(name.to_string()).chain(cells));
+    };
+    row("previous-token overlap", &|f| Some(f.previous_token_overlap));
+    row("share of the k most popular experts", &|f| Some(f.top_k_share));
+    row("share of the top 10 %", &|f| Some(f.top_10_percent_share));
+    row("share of the top 25 %", &|f| Some(f.top_25_percent_share));
+    row("share of the top 50 %", &|f| Some(f.top_50_percent_share));
+    row("next layer's router on this layer's input", &|f| f.next_layer_accuracy);
+    row("experts active in 128 tokens", &|f| f.active_in_128_tokens);
+    println!("{table}");
+    Ok(())
+}
+
+fn read_text(path: Option<&Path>) -> Result<String, Error> {
+    match path {
+        None => Ok(pinscope_models::TEXT.to_string()),
+        Some(path) => std::fs::read_to_string(path).map_err(|source| Error::Io {
+            action: "read the text",
+            path: path.to_path_buf(),
+            source,
+        }),
+    }
+}
+
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Synth(args) => synth(args),
+        Command::Routing(args) => routing(args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

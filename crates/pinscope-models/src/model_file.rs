@@ -1,5 +1,7 @@
 //! Writing a GGUF model, in one file or in parts, tensor by tensor.
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use crate::disk::PartialFile;
@@ -103,6 +105,22 @@ pub fn write_model(
         files.push(file);
     }
     files.into_iter().map(PartialFile::publish).collect()
+}
+
+/// Reads the data of one tensor of an unsplit model.
+///
+/// # Errors
+/// When the file ends before the tensor does, or cannot be read.
+pub fn read_tensor(
+    path: &Path,
+    header: &Header,
+    tensors: &[TensorInfo],
+    index: usize,
+) -> Result<Vec<u8>, Error> {
+    let file = File::open(path).map_err(|e| Error::read(path, e))?;
+    let mut bytes = vec![0u8; tensors[index].bytes()];
+    file.read_exact_at(&mut bytes, header.file_offset(index)).map_err(|e| Error::read(path, e))?;
+    Ok(bytes)
 }
 
 #[cfg(test)]

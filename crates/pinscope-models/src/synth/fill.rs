@@ -27,8 +27,8 @@ pub enum Content {
     Constant(f32),
     /// Independent normal values of this standard deviation.
     Gaussian(f32),
-    /// Rows of independent normal values, plus in each row the direction of
-    /// [`Filler::direction`] times `shift`, a normal value of its own with this mean and
+    /// Rows of independent normal values, plus in each row the direction that
+    /// all embeddings share times `shift`, a normal value of its own with this mean and
     /// standard deviation.
     Directed {
         /// Standard deviation of the independent part.
@@ -60,12 +60,6 @@ impl Filler {
         let rms = (direction.iter().map(|v| v * v).sum::<f32>() / embd as f32).sqrt();
         filler.direction = direction.iter().map(|v| v / rms).collect();
         filler
-    }
-
-    /// The direction that all token embeddings share: one value per element of a hidden
-    /// state, mean square 1.
-    pub fn direction(&self) -> &[f32] {
-        &self.direction
     }
 
     /// Every tensor has its own stream of numbers, so leaving layers out changes no other.
