@@ -101,11 +101,7 @@ impl Arena {
             unsafe { libc::madvise(base.as_ptr().cast(), len, advice) };
         }
         let units = len.div_ceil(REGISTER_UNIT);
-        Ok(Arena {
-            base,
-            len,
-            registered: (0..units).map(|_| AtomicBool::new(false)).collect(),
-        })
+        Ok(Arena { base, len, registered: (0..units).map(|_| AtomicBool::new(false)).collect() })
     }
 
     /// Size, bytes; a multiple of [`HUGE_PAGE`].
@@ -119,11 +115,7 @@ impl Arena {
     /// # Panics
     /// If `offset` is beyond the end.
     pub fn ptr(&self, offset: usize) -> *mut u8 {
-        assert!(
-            offset <= self.len,
-            "arena offset {offset} of {} bytes",
-            self.len
-        );
+        assert!(offset <= self.len, "arena offset {offset} of {} bytes", self.len);
         // SAFETY: within the mapping or one past it.
         unsafe { self.base.as_ptr().add(offset) }
     }
@@ -168,11 +160,7 @@ impl Arena {
             return Ok(());
         }
         let source = io::Error::last_os_error();
-        Err(ArenaError::Lock {
-            len: range.len(),
-            limit: memlock_limit(),
-            source,
-        })
+        Err(ArenaError::Lock { len: range.len(), limit: memlock_limit(), source })
     }
 
     /// Gives the whole pages inside `range` back to the kernel; they read as
@@ -189,15 +177,11 @@ impl Arena {
             return Ok(());
         }
         let units = start / REGISTER_UNIT..end.div_ceil(REGISTER_UNIT);
-        if self.registered[units]
-            .iter()
-            .any(|r| r.load(Ordering::Acquire))
-        {
+        if self.registered[units].iter().any(|r| r.load(Ordering::Acquire)) {
             return Err(ArenaError::Registered { start, end });
         }
         // SAFETY: inside the mapping; the owner of the range asked for it.
-        let rc =
-            unsafe { libc::madvise(self.ptr(start).cast(), end - start, libc::MADV_DONTNEED) };
+        let rc = unsafe { libc::madvise(self.ptr(start).cast(), end - start, libc::MADV_DONTNEED) };
         if rc == 0 {
             return Ok(());
         }
@@ -264,10 +248,7 @@ fn map_aligned(len: usize) -> io::Result<NonNull<u8>> {
 
 /// The soft `RLIMIT_MEMLOCK`, bytes.
 pub(crate) fn memlock_limit() -> u64 {
-    let mut limit = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: writes one rlimit.
     unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &mut limit) };
     limit.rlim_cur
@@ -316,9 +297,7 @@ mod tests {
         unsafe { arena.ptr(0).write_bytes(7, arena.len()) };
         arena.release(1..8191).unwrap();
         // SAFETY: as above.
-        assert!(unsafe { arena.bytes(0..arena.len()) }
-            .iter()
-            .all(|&b| b == 7));
+        assert!(unsafe { arena.bytes(0..arena.len()) }.iter().all(|&b| b == 7));
     }
 
     #[test]
@@ -327,10 +306,7 @@ mod tests {
         arena.set_registered(1, true);
         assert!(arena.release(0..REGISTER_UNIT).is_ok());
         let across = REGISTER_UNIT - 4096..REGISTER_UNIT + 4096;
-        assert!(matches!(
-            arena.release(across.clone()),
-            Err(ArenaError::Registered { .. })
-        ));
+        assert!(matches!(arena.release(across.clone()), Err(ArenaError::Registered { .. })));
         arena.set_registered(1, false);
         assert!(arena.release(across).is_ok());
     }
@@ -338,10 +314,7 @@ mod tests {
     #[test]
     fn impossible_sizes_are_errors() {
         assert!(matches!(Arena::new(0), Err(ArenaError::Size { .. })));
-        assert!(matches!(
-            Arena::new(usize::MAX),
-            Err(ArenaError::Size { .. })
-        ));
+        assert!(matches!(Arena::new(usize::MAX), Err(ArenaError::Size { .. })));
         assert!(matches!(Arena::new(1 << 60), Err(ArenaError::Map { .. })));
     }
 

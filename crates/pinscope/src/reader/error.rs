@@ -52,7 +52,9 @@ pub enum ReadError {
     },
     /// A request that breaks the rules of [`ReadRequest`]: a bug of the
     /// caller.
-    #[error("read request refused: {why} ({request:?}); this is a bug in pinscope, please report it")]
+    #[error(
+        "read request refused: {why} ({request:?}); this is a bug in pinscope, please report it"
+    )]
     Contract {
         /// The request.
         request: ReadRequest,

@@ -59,21 +59,14 @@ impl FaultyReader {
         let tag = self.next;
         self.inner.submit(ReadRequest { tag, ..request })?;
         self.next += 1;
-        let inside = Inside {
-            request,
-            retries_left,
-        };
+        let inside = Inside { request, retries_left };
         self.inside.insert(tag, inside);
         Ok(())
     }
 
     /// Gives one inner completion its fate.
     fn received(&mut self, done: ReadDone) -> Result<(), ReadError> {
-        let Some(Inside {
-            request,
-            retries_left,
-        }) = self.inside.remove(&done.tag)
-        else {
+        let Some(Inside { request, retries_left }) = self.inside.remove(&done.tag) else {
             return Ok(());
         };
         if done.result.is_ok() && retries_left > 0 && self.rng.chance(self.plan.retry) {
@@ -133,8 +126,7 @@ impl Reader for FaultyReader {
         let before = done.len();
         loop {
             let mut inner = Vec::new();
-            self.inner
-                .reap(&mut inner, block && self.held.is_empty())?;
+            self.inner.reap(&mut inner, block && self.held.is_empty())?;
             for report in inner {
                 self.received(report)?;
             }

@@ -56,15 +56,10 @@ impl ModelFiles {
     }
 
     fn open_with(files: &[ModelFile], direct: bool) -> Result<ModelFiles, ReadError> {
-        let mut opened = ModelFiles {
-            files: Vec::with_capacity(files.len()),
-            notes: Vec::new(),
-        };
+        let mut opened = ModelFiles { files: Vec::with_capacity(files.len()), notes: Vec::new() };
         for ModelFile { path, len } in files {
-            let f = OpenFile::open(path, direct).map_err(|source| ReadError::Open {
-                path: path.clone(),
-                source,
-            })?;
+            let f = OpenFile::open(path, direct)
+                .map_err(|source| ReadError::Open { path: path.clone(), source })?;
             if f.stamp.size != *len {
                 let what = format!("{len} bytes before, {} bytes now", f.stamp.size);
                 return Err(f.changed(what));
@@ -107,10 +102,7 @@ impl ModelFiles {
     /// [`ReadError::Io`] if it cannot be asked.
     pub fn check_unchanged(&self, file: u16) -> Result<(), ReadError> {
         let f = self.get(file);
-        let meta = f
-            .file
-            .metadata()
-            .map_err(|source| self.io_error(file, 0, 0, source))?;
+        let meta = f.file.metadata().map_err(|source| self.io_error(file, 0, 0, source))?;
         let now = Stamp::of(&meta);
         if now == f.stamp {
             return Ok(());
@@ -118,10 +110,7 @@ impl ModelFiles {
         Err(f.changed(if now.size != f.stamp.size {
             format!("{} bytes before, {} bytes now", f.stamp.size, now.size)
         } else {
-            format!(
-                "modified at {} s before, {} s now",
-                f.stamp.mtime.0, now.mtime.0
-            )
+            format!("modified at {} s before, {} s now", f.stamp.mtime.0, now.mtime.0)
         }))
     }
 
@@ -207,21 +196,11 @@ impl ModelFiles {
         len: usize,
         source: io::Error,
     ) -> ReadError {
-        ReadError::Io {
-            path: self.get(file).path.clone(),
-            offset,
-            len,
-            source,
-        }
+        ReadError::Io { path: self.get(file).path.clone(), offset, len, source }
     }
 
     pub(super) fn truncated(&self, file: u16, offset: u64, wanted: usize, got: usize) -> ReadError {
-        ReadError::Truncated {
-            path: self.get(file).path.clone(),
-            offset,
-            wanted,
-            got,
-        }
+        ReadError::Truncated { path: self.get(file).path.clone(), offset, wanted, got }
     }
 
     fn get(&self, file: u16) -> &OpenFile {
@@ -320,28 +299,17 @@ impl OpenFile {
             }
         };
         let stamp = Stamp::of(&file.metadata()?);
-        Ok(OpenFile {
-            path: path.to_path_buf(),
-            file,
-            direct: is_direct,
-            stamp,
-        })
+        Ok(OpenFile { path: path.to_path_buf(), file, direct: is_direct, stamp })
     }
 
     fn changed(&self, what: String) -> ReadError {
-        ReadError::Changed {
-            path: self.path.clone(),
-            what,
-        }
+        ReadError::Changed { path: self.path.clone(), what }
     }
 }
 
 impl Stamp {
     fn of(meta: &Metadata) -> Stamp {
-        Stamp {
-            size: meta.size(),
-            mtime: (meta.mtime(), meta.mtime_nsec()),
-        }
+        Stamp { size: meta.size(), mtime: (meta.mtime(), meta.mtime_nsec()) }
     }
 }
 

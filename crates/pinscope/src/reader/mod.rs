@@ -128,12 +128,7 @@ pub struct ReaderOptions {
 
 impl Default for ReaderOptions {
     fn default() -> Self {
-        ReaderOptions {
-            chunk: 512 << 10,
-            depth: 32,
-            prefetch_depth: 8,
-            threads: 4,
-        }
+        ReaderOptions { chunk: 512 << 10, depth: 32, prefetch_depth: 8, threads: 4 }
     }
 }
 
@@ -147,11 +142,12 @@ pub type ReaderNotes = Vec<String>;
 /// [`ReadError::Unavailable`] if the kind asked for does not work here; `Auto`
 /// falls back first, and says why in the notes.
 pub fn open_reader(
-    files: Arc<ModelFiles>,
+    files: impl Into<Arc<ModelFiles>>,
     arena: Arc<Arena>,
     kind: ReaderKind,
     options: ReaderOptions,
 ) -> Result<(Box<dyn Reader>, ReaderNotes), ReadError> {
+    let files = files.into();
     let mut notes: ReaderNotes = files.notes().to_vec();
     if kind != ReaderKind::Pread {
         match uring::UringReader::open(files.clone(), arena.clone(), options, &mut notes) {

@@ -5,9 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use super::queue::{Finished, WorkQueue};
-use super::{
-    check_request, ModelFiles, ReadDone, ReadError, ReadRequest, Reader, ReaderOptions,
-};
+use super::{check_request, ModelFiles, ReadDone, ReadError, ReadRequest, Reader, ReaderOptions};
 use crate::arena::Arena;
 
 const NAME: &str = "pread";
@@ -53,20 +51,12 @@ impl PreadReader {
         let shared = Arc::new(Shared {
             files,
             arena,
-            state: Mutex::new(State {
-                queue,
-                finished: Vec::new(),
-                stop: false,
-            }),
+            state: Mutex::new(State { queue, finished: Vec::new(), stop: false }),
             work: Condvar::new(),
             over: Condvar::new(),
         });
-        let mut reader = PreadReader {
-            shared,
-            staged: Vec::new(),
-            outstanding: 0,
-            threads: Vec::new(),
-        };
+        let mut reader =
+            PreadReader { shared, staged: Vec::new(), outstanding: 0, threads: Vec::new() };
         for i in 0..threads {
             let shared = reader.shared.clone();
             let spawned = std::thread::Builder::new()
@@ -122,11 +112,7 @@ impl Reader for PreadReader {
         let finished = {
             let mut state = self.shared.lock();
             while block && self.outstanding > 0 && state.finished.is_empty() {
-                state = self
-                    .shared
-                    .over
-                    .wait(state)
-                    .unwrap_or_else(PoisonError::into_inner);
+                state = self.shared.over.wait(state).unwrap_or_else(PoisonError::into_inner);
             }
             std::mem::take(&mut state.finished)
         };
@@ -175,16 +161,12 @@ impl Shared {
         let mut state = self.lock();
         while !state.stop {
             let Some(chunk) = state.queue.pop() else {
-                state = self
-                    .work
-                    .wait(state)
-                    .unwrap_or_else(PoisonError::into_inner);
+                state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
                 continue;
             };
             drop(state);
             let result =
-                self.files
-                    .read_pages(chunk.file, chunk.offset, &self.arena, chunk.dest, chunk.len);
+                self.files.read_pages(chunk.file, chunk.offset, &self.arena, chunk.dest, chunk.len);
             state = self.lock();
             let finished = state.queue.finish(chunk, result, &self.files);
             if let Some(finished) = finished {

@@ -47,10 +47,7 @@ impl Finished {
             Some(error) => Err(error),
             None => files.check_unchanged(self.file),
         };
-        ReadDone {
-            tag: self.tag,
-            result,
-        }
+        ReadDone { tag: self.tag, result }
     }
 }
 
@@ -120,14 +117,7 @@ impl WorkQueue {
             dest += len;
             offset += len as u64;
         }
-        self.pending.insert(
-            id,
-            Pending {
-                request,
-                chunks,
-                error: None,
-            },
-        );
+        self.pending.insert(id, Pending { request, chunks, error: None });
     }
 
     /// The next chunk to read, if one may be read now.
@@ -165,10 +155,9 @@ impl WorkQueue {
                 pending.fail(files.truncated(chunk.file, chunk.offset, chunk.want, got));
                 None
             }
-            Err(e) if is_transient(&e) && chunk.retries < RETRIES => Some(Chunk {
-                retries: chunk.retries + 1,
-                ..chunk
-            }),
+            Err(e) if is_transient(&e) && chunk.retries < RETRIES => {
+                Some(Chunk { retries: chunk.retries + 1, ..chunk })
+            }
             Err(source) => {
                 pending.fail(files.io_error(chunk.file, chunk.offset, chunk.len, source));
                 None
@@ -218,10 +207,7 @@ impl WorkQueue {
         let demand = &mut self.demand;
         self.prefetch.retain(|c| {
             if c.request == id {
-                demand.push_back(Chunk {
-                    class: ReadClass::Demand,
-                    ..*c
-                });
+                demand.push_back(Chunk { class: ReadClass::Demand, ..*c });
             }
             c.request != id
         });
@@ -275,8 +261,5 @@ impl Chunk {
 }
 
 fn is_transient(e: &io::Error) -> bool {
-    matches!(
-        e.kind(),
-        io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock
-    )
+    matches!(e.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock)
 }

@@ -37,10 +37,7 @@ impl Fixture {
     }
 
     fn model(&self) -> Vec<ModelFile> {
-        vec![ModelFile {
-            path: self.path.clone(),
-            len: self.bytes.len() as u64,
-        }]
+        vec![ModelFile { path: self.path.clone(), len: self.bytes.len() as u64 }]
     }
 
     fn files(&self) -> Arc<ModelFiles> {
@@ -77,12 +74,7 @@ fn open(
 /// One read at a time, so that the order of completion is the order of
 /// reading.
 fn serial() -> ReaderOptions {
-    ReaderOptions {
-        chunk: 64 << 10,
-        depth: 1,
-        prefetch_depth: 1,
-        threads: 1,
-    }
+    ReaderOptions { chunk: 64 << 10, depth: 1, prefetch_depth: 1, threads: 1 }
 }
 
 /// Requests for `ranges` one behind the other in the arena, tagged by number.
@@ -91,14 +83,7 @@ fn requests(ranges: &[(u64, usize, ReadClass)]) -> Vec<ReadRequest> {
     let place = |(tag, &(offset, len, class)): (usize, &(u64, usize, ReadClass))| {
         let dest = next + (offset % ALIGN as u64) as usize;
         next = (dest + len).next_multiple_of(ALIGN);
-        ReadRequest {
-            tag: tag as u64,
-            file: 0,
-            offset,
-            len,
-            dest,
-            class,
-        }
+        ReadRequest { tag: tag as u64, file: 0, offset, len, dest, class }
     };
     ranges.iter().enumerate().map(place).collect()
 }
@@ -302,13 +287,9 @@ fn a_file_written_to_while_open_ends_as_changed_even_where_its_bytes_are_all_the
         let mut reader = open(f.files(), &arena, kind, ReaderOptions::default());
         read_one(&mut *reader, demand(0, 5000)).unwrap();
         let file = fs::File::options().write(true).open(&f.path).unwrap();
-        file.set_modified(SystemTime::now() + Duration::from_secs(3))
-            .unwrap();
+        file.set_modified(SystemTime::now() + Duration::from_secs(3)).unwrap();
         let result = read_one(&mut *reader, demand(0, 5000));
-        assert!(
-            matches!(result, Err(ReadError::Changed { .. })),
-            "{result:?}"
-        );
+        assert!(matches!(result, Err(ReadError::Changed { .. })), "{result:?}");
         file.set_len(200_000).unwrap();
         let result = read_one(&mut *reader, demand(0, 5000)).unwrap_err();
         assert!(result.to_string().contains("200000 bytes now"), "{result}");
@@ -339,18 +320,9 @@ fn requests_that_break_the_rules_are_refused() {
             ReadRequest { len: 0, ..good },
             ReadRequest { len: 9901, ..good },
             ReadRequest { dest: 101, ..good },
-            ReadRequest {
-                offset: u64::MAX - 4095 + 100,
-                ..good
-            },
-            ReadRequest {
-                dest: arena.len() - ALIGN + 100,
-                ..good
-            },
-            ReadRequest {
-                dest: usize::MAX - 4095 + 100,
-                ..good
-            },
+            ReadRequest { offset: u64::MAX - 4095 + 100, ..good },
+            ReadRequest { dest: arena.len() - ALIGN + 100, ..good },
+            ReadRequest { dest: usize::MAX - 4095 + 100, ..good },
         ];
         for r in bad {
             let e = reader.submit(r).unwrap_err();
@@ -386,9 +358,7 @@ fn a_promoted_prefetch_goes_before_the_others() {
     for kind in kinds() {
         let arena = arena(8 << 20);
         let mut reader = open(f.files(), &arena, kind, serial());
-        let ranges: Vec<_> = (0..6)
-            .map(|i| (i * 4096, 100_000, ReadClass::Prefetch))
-            .collect();
+        let ranges: Vec<_> = (0..6).map(|i| (i * 4096, 100_000, ReadClass::Prefetch)).collect();
         for r in requests(&ranges) {
             reader.submit(r).unwrap();
         }
@@ -461,18 +431,10 @@ fn after_drop_nothing_writes_to_the_arena() {
 fn injected_faults_fail_requests_and_change_no_bytes_of_the_others() {
     let f = Fixture::new(1 << 20);
     let arena = arena(16 << 20);
-    let plan = FaultPlan {
-        seed: 1,
-        delay: 0.5,
-        fail: 0.3,
-        retry: 0.3,
-        reorder: true,
-    };
+    let plan = FaultPlan { seed: 1, delay: 0.5, fail: 0.3, retry: 0.3, reorder: true };
     let inner = open(f.files(), &arena, ReaderKind::Pread, serial());
     let mut reader = FaultyReader::new(inner, plan);
-    let ranges: Vec<_> = (0..100)
-        .map(|i| (i * 1000, 20_000, ReadClass::Demand))
-        .collect();
+    let ranges: Vec<_> = (0..100).map(|i| (i * 1000, 20_000, ReadClass::Demand)).collect();
     let all = requests(&ranges);
     for r in &all {
         reader.submit(*r).unwrap();
@@ -508,10 +470,7 @@ fn read_into_fills_any_buffer_in_place_or_not() {
                 let dst = &mut memory[base + shift..base + shift + len];
                 dst.fill(0);
                 files.read_into(0, offset as u64, dst).unwrap();
-                assert!(
-                    dst == &f.bytes[offset..offset + len],
-                    "{offset} {len} {shift}"
-                );
+                assert!(dst == &f.bytes[offset..offset + len], "{offset} {len} {shift}");
             }
         }
     }

@@ -41,7 +41,8 @@ impl UringReader {
         notes: &mut Vec<String>,
     ) -> Result<Self, ReadError> {
         let depth = options.depth.clamp(1, 4096);
-        let unavailable = |source: io::Error| ReadError::Unavailable {
+        let unavailable = |source: io::Error| {
+            ReadError::Unavailable {
             reader: NAME,
             hint: match source.raw_os_error() {
                 Some(libc::EPERM | libc::EACCES) => {
@@ -51,11 +52,10 @@ impl UringReader {
                 _ => "",
             },
             source,
+        }
         };
         let ring = IoUring::new(depth as u32).map_err(unavailable)?;
-        ring.submitter()
-            .register_files(&files.fds())
-            .map_err(unavailable)?;
+        ring.submitter().register_files(&files.fds()).map_err(unavailable)?;
         let units = arena.len().div_ceil(REGISTER_UNIT);
         let table = ring.submitter().register_buffers_sparse(units as u32);
         let mut reader = UringReader {
@@ -63,10 +63,7 @@ impl UringReader {
             files,
             arena,
             queue: WorkQueue::new(ReaderOptions { depth, ..options }),
-            memory: Registered {
-                units: vec![false; units],
-                more: true,
-            },
+            memory: Registered { units: vec![false; units], more: true },
             flying: vec![None; depth],
             free: (0..depth as u32).rev().collect(),
             outstanding: 0,
@@ -86,17 +83,12 @@ impl UringReader {
     fn register(&mut self, unit: usize) -> io::Result<()> {
         let start = unit * REGISTER_UNIT;
         let len = REGISTER_UNIT.min(self.arena.len() - start);
-        let iov = libc::iovec {
-            iov_base: self.arena.ptr(start).cast(),
-            iov_len: len,
-        };
+        let iov = libc::iovec { iov_base: self.arena.ptr(start).cast(), iov_len: len };
         // SAFETY: the memory is the arena's, which this reader keeps alive
         // longer than the ring (see `drop`) and which refuses to release
         // registered units.
         unsafe {
-            self.ring
-                .submitter()
-                .register_buffers_update(unit as u32, &[iov], None)?;
+            self.ring.submitter().register_buffers_update(unit as u32, &[iov], None)?;
         }
         self.memory.units[unit] = true;
         self.arena.set_registered(unit, true);
@@ -116,13 +108,9 @@ impl UringReader {
         let len = chunk.len as u32;
         let unit = chunk.dest / REGISTER_UNIT;
         if self.is_registered(unit) {
-            opcode::ReadFixed::new(file, ptr, len, unit as u16)
-                .offset(chunk.offset)
-                .build()
+            opcode::ReadFixed::new(file, ptr, len, unit as u16).offset(chunk.offset).build()
         } else {
-            opcode::Read::new(file, ptr, len)
-                .offset(chunk.offset)
-                .build()
+            opcode::Read::new(file, ptr, len).offset(chunk.offset).build()
         }
     }
 
@@ -193,10 +181,7 @@ impl Reader for UringReader {
     }
 
     fn reap(&mut self, done: &mut Vec<ReadDone>, block: bool) -> Result<(), ReadError> {
-        let broken = |source| ReadError::Broken {
-            reader: NAME,
-            source,
-        };
+        let broken = |source| ReadError::Broken { reader: NAME, source };
         let before = done.len();
         loop {
             self.collect(done);

@@ -5,28 +5,15 @@ use super::*;
 /// Makes `io_uring_setup` fail with `EPERM` for the calling thread and its
 /// children, as the seccomp filter of a container does.
 fn forbid_io_uring() {
-    let step = |code: u32, jt, jf, k| libc::sock_filter {
-        code: code as u16,
-        jt,
-        jf,
-        k,
-    };
+    let step = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
     let refuse = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;
     let mut program = [
         step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0), // system call number
-        step(
-            libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
-            0,
-            1,
-            libc::SYS_io_uring_setup as u32,
-        ),
+        step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, libc::SYS_io_uring_setup as u32),
         step(libc::BPF_RET | libc::BPF_K, 0, 0, refuse),
         step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
     ];
-    let filter = libc::sock_fprog {
-        len: program.len() as u16,
-        filter: program.as_mut_ptr(),
-    };
+    let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
     // SAFETY: a well-formed filter that lives through the call; it binds this
     // thread only.
     unsafe {
@@ -47,10 +34,7 @@ fn auto_falls_back_to_threads_and_says_why_where_io_uring_is_forbidden() {
         let opened = open_reader(f.files(), arena.clone(), ReaderKind::Auto, serial());
         let (mut reader, notes) = opened.unwrap();
         assert_eq!(reader.name(), "pread");
-        assert!(
-            notes.iter().any(|n| n.contains("kernel.io_uring_disabled")),
-            "{notes:?}"
-        );
+        assert!(notes.iter().any(|n| n.contains("kernel.io_uring_disabled")), "{notes:?}");
         read_one(&mut *reader, demand(5, 49_995)).unwrap();
         assert_in_place(&f, &arena, &demand(5, 49_995));
     };
@@ -86,10 +70,7 @@ fn a_low_memlock_limit_costs_registration_and_nothing_else() {
         let Ok((mut reader, notes)) = opened else {
             return; // no io_uring here
         };
-        assert!(
-            notes.iter().any(|n| n.contains("RLIMIT_MEMLOCK")),
-            "{notes:?}"
-        );
+        assert!(notes.iter().any(|n| n.contains("RLIMIT_MEMLOCK")), "{notes:?}");
         read_one(&mut *reader, demand(5, 499_995)).unwrap();
         assert_in_place(&f, &arena, &demand(5, 499_995));
         arena.release(0..arena.len()).unwrap();
