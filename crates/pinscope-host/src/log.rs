@@ -7,6 +7,7 @@ use llama_cpp_sys_2 as sys;
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::ffi::{c_char, c_void, CStr};
+use std::io::Write;
 use std::sync::Once;
 
 /// Complaints kept for the next error message.
@@ -73,14 +74,30 @@ unsafe extern "C" fn on_log(level: sys::ggml_log_level, text: *const c_char, _: 
     });
 }
 
+/// llama.cpp asserts on some contradictions in a file's header, and on bugs. It
+/// would print a stack trace and abort; the user gets a paragraph instead.
+unsafe extern "C" fn on_assert(message: *const c_char) {
+    // SAFETY: ggml passes a NUL-terminated string.
+    let message = unsafe { CStr::from_ptr(message) }.to_string_lossy();
+    let _ = writeln!(
+        std::io::stderr(),
+        "llama.cpp gave up: {}. The model file is damaged or of a kind that this version of \
+         llama.cpp does not handle; if other programs run it, please report this.",
+        message.trim()
+    );
+    // SAFETY: ends the process at once, as the caller would after this.
+    unsafe { libc::_exit(1) }
+}
+
 /// Starts llama.cpp and takes over its log; further calls do nothing.
 pub fn init() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         // SAFETY: called once, before any other llama.cpp function of this
-        // crate; the callback is a static function without user data.
+        // crate; the callbacks are static functions without user data.
         unsafe {
             sys::llama_log_set(Some(on_log), std::ptr::null_mut());
+            sys::ggml_set_abort_callback(Some(on_assert));
             sys::llama_backend_init();
         }
     });

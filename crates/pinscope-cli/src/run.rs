@@ -1,0 +1,68 @@
+//! `pinscope run`: one answer, or a chat.
+
+use std::io::Write;
+
+use pinscope_host::{ChatMessage, Model};
+
+use crate::args::RunArgs;
+use crate::chat;
+use crate::engine::{Caching, Prepared};
+use crate::generate::{Answer, Ended, Generator};
+use crate::ram::Ram;
+use crate::{interrupt, style};
+
+/// Loads the model and answers or chats. True if Ctrl-C ended the one answer.
+///
+/// # Errors
+/// Everything that keeps the answer from being complete.
+pub fn main(args: &RunArgs) -> Result<bool, Box<dyn std::error::Error>> {
+    interrupt::install()?;
+    let ram = Ram::bytes(args.model.ram.as_ref())?;
+    let mut context = args.model.context_options();
+    let prepared = Prepared::new(&args.model.model, ram, &context)?;
+    context.n_ctx = prepared.n_ctx;
+
+    let bar = style::bar("Loading", 1000);
+    let caching =
+        Caching { policy: args.model.policy, reader: args.model.reader, step_aside: true };
+    let session = prepared.load(caching, &mut |done| bar.set_position((done * 1000.0) as u64));
+    bar.finish_and_clear();
+    let session = session?;
+    session.notes().iter().for_each(|note| style::note(note));
+
+    let mut generator = Generator::new(&session, context, &args.sampler_options())?;
+    let Some(prompt) = &args.prompt else {
+        chat::main(&session, &mut generator, args.predict)?;
+        return Ok(false);
+    };
+    let tokens =
+        session.model.tokenize(&prompt_text(&session.model, prompt, args.raw)?, true, !args.raw)?;
+    let mut out = std::io::stdout().lock();
+    let answer = generator.answer(&tokens, args.predict, &mut out)?;
+    writeln!(out)?;
+    out.flush()?;
+    drop(out);
+    report(&answer, session.plan.ram_bytes);
+    Ok(answer.ended == Ended::Stopped)
+}
+
+/// The prompt in the model's chat template, if it has one.
+fn prompt_text(
+    model: &Model,
+    prompt: &str,
+    raw: bool,
+) -> Result<String, Box<dyn std::error::Error>> {
+    if raw || model.chat_template().is_none() {
+        return Ok(prompt.to_owned());
+    }
+    let message = ChatMessage { role: "user".into(), content: prompt.to_owned() };
+    Ok(model.apply_chat(&[message], true)?)
+}
+
+/// Says how an answer went.
+pub fn report(answer: &Answer, ram: u64) {
+    if answer.ended == Ended::ContextFull {
+        style::note("The context is full, so the answer ends here; -c makes it larger.");
+    }
+    style::note(&answer.summary(ram));
+}
