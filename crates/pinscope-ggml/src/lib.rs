@@ -1,1 +1,17 @@
+//! A ggml backend device that keeps the experts of a Mixture-of-Experts model
+//! in an arena of fixed size and has ggml's CPU backend compute them.
+//!
+//! llama.cpp needs no patch: [`Engine::register`] before the model is loaded
+//! is all. See `ARCHITECTURE.md` for the flow of a token.
 
+mod backend;
+mod buffer;
+mod device;
+mod engine;
+mod exec;
+mod ffi;
+mod gguf;
+
+pub use engine::{Engine, EngineError, EngineOptions};
+pub use ffi::Incompatible;
+pub use gguf::{read_map, ReadMapError};

@@ -4,4 +4,12 @@
 //! This crate is the engine without the arithmetic. It knows files, byte
 //! ranges, experts and time; it does not know ggml or llama.cpp.
 
+pub mod arena;
+pub mod layout;
 pub mod map;
+pub mod memory;
+pub mod plan;
+pub mod policy;
+pub mod reader;
+pub mod residency;
+mod splitmix;

@@ -34,9 +34,6 @@ mod tests {
         let mut rng = SplitMix64(1234567);
         let got: Vec<u64> = (0..3).map(|_| rng.next_u64()).collect();
         // Test vector of the reference implementation (Vigna, splitmix64.c).
-        assert_eq!(
-            got,
-            [6457827717110365317, 3203168211198807973, 9817491932198370423]
-        );
+        assert_eq!(got, [6457827717110365317, 3203168211198807973, 9817491932198370423]);
     }
 }

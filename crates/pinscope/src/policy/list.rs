@@ -53,7 +53,7 @@ impl Links {
     }
 
     /// Ids from the back to the front.
-    pub fn from_back(&self, list: &List) -> impl Iterator<Item = u32> + '_ {
+    pub fn oldest_first(&self, list: &List) -> impl Iterator<Item = u32> + '_ {
         let some = |id: u32| (id != NONE).then_some(id);
         std::iter::successors(some(list.back), move |&id| some(self.newer[id as usize]))
     }

@@ -84,7 +84,7 @@ impl Policy for Lru {
         let mut best: Option<(u64, u32)> = None;
         for l in self.shape.furthest_first(self.shape.layer(incoming)) {
             let layer = &self.layers[l];
-            let oldest = self.links.from_back(&layer.order).find(|&id| !busy(ExpertId(id)));
+            let oldest = self.links.oldest_first(&layer.order).find(|&id| !busy(ExpertId(id)));
             if let Some(id) = oldest {
                 let age = layer.clock - self.used[id as usize];
                 if best.is_none_or(|(oldest, _)| age > oldest) {

@@ -72,7 +72,7 @@ impl S3Fifo {
 
     /// The first of the small queue that was used at most once; the others
     /// move to the main queue.
-    fn from_small(&mut self, busy: &dyn Fn(ExpertId) -> bool) -> Option<ExpertId> {
+    fn leaving_small(&mut self, busy: &dyn Fn(ExpertId) -> bool) -> Option<ExpertId> {
         for _ in 0..self.small.len() {
             let id = self.small.back()?;
             let (in_use, uses) = (busy(ExpertId(id)), self.uses[id as usize]);
@@ -92,7 +92,7 @@ impl S3Fifo {
 
     /// The first of the main queue that was not used; the others go round
     /// again with one use less.
-    fn from_main(&mut self, busy: &dyn Fn(ExpertId) -> bool) -> Option<ExpertId> {
+    fn leaving_main(&mut self, busy: &dyn Fn(ExpertId) -> bool) -> Option<ExpertId> {
         for _ in 0..self.main.len() * (usize::from(MOST_USES) + 1) {
             let id = self.main.back()?;
             let (in_use, uses) = (busy(ExpertId(id)), &mut self.uses[id as usize]);
@@ -141,9 +141,9 @@ impl Policy for S3Fifo {
 
     fn victim(&mut self, _incoming: ExpertId, busy: &dyn Fn(ExpertId) -> bool) -> Option<ExpertId> {
         if self.small.len() >= self.small_share {
-            self.from_small(busy).or_else(|| self.from_main(busy))
+            self.leaving_small(busy).or_else(|| self.leaving_main(busy))
         } else {
-            self.from_main(busy).or_else(|| self.from_small(busy))
+            self.leaving_main(busy).or_else(|| self.leaving_small(busy))
         }
     }
 }

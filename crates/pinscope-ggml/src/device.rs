@@ -1,0 +1,239 @@
+//! The device that ggml sees: which tensors and operations it takes.
+//!
+//! One ACCEL device with one buffer type. While an [`crate::Engine`] is active
+//! it answers two different questions through ggml's one `supports_op`:
+//!
+//! - *Where should this weight live?* llama.cpp asks with the weight in an
+//!   empty dummy buffer. The answer is yes for every tensor of the model's
+//!   files: experts become reserved address space, dense weights are read
+//!   straight into memory of our own (no page cache, not evicted).
+//! - *Can you compute this?* Yes for products with our experts and for the
+//!   column-wise operations that follow; all else, dense products included,
+//!   is the CPU backend's.
+//!
+//! Without an active engine it answers no, and llama.cpp runs as without it.
+
+use std::ffi::{c_char, c_void};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+
+use crate::engine::Shared;
+use crate::exec::program::through_views;
+use crate::ffi::{self, BufferType, Device, Incompatible, Numbers, Reg, Tensor};
+use crate::{backend, buffer};
+
+/// How many operations `supports_op` follows back to a product with experts.
+const MAX_CHAIN: usize = 12;
+
+/// The structs that ggml holds pointers to; made once, never freed.
+struct Registered {
+    numbers: Numbers,
+    buffer_type: *mut BufferType,
+}
+
+// SAFETY: written before ggml sees them, read-only afterwards.
+unsafe impl Send for Registered {}
+// SAFETY: as above.
+unsafe impl Sync for Registered {}
+
+static REGISTERED: OnceLock<Registered> = OnceLock::new();
+static ACTIVE: RwLock<Option<Arc<Shared>>> = RwLock::new(None);
+
+/// Registers the device with ggml; later calls do nothing.
+pub(crate) fn register() -> Result<(), Incompatible> {
+    if REGISTERED.get().is_some() {
+        return Ok(());
+    }
+    let numbers = ffi::check()?;
+    REGISTERED.get_or_init(|| {
+        let reg = Box::into_raw(Box::new(Reg {
+            api_version: ffi::API_VERSION,
+            iface: ffi::RegI {
+                get_name: reg_name,
+                get_device_count: reg_device_count,
+                get_device: reg_device,
+                get_proc_address: backend::proc_address,
+            },
+            context: std::ptr::null_mut(),
+        }));
+        let device = Box::into_raw(Box::new(Device {
+            iface: ffi::DeviceI {
+                get_name: device_name,
+                get_description: device_description,
+                get_memory: device_memory,
+                get_type: device_type,
+                get_props: device_props,
+                init_backend: backend::init,
+                get_buffer_type: device_buffer_type,
+                get_host_buffer_type: std::ptr::null(),
+                buffer_from_host_ptr: std::ptr::null(),
+                supports_op,
+                supports_buft,
+                offload_op: std::ptr::null(),
+                event_new: std::ptr::null(),
+                event_free: std::ptr::null(),
+                event_synchronize: std::ptr::null(),
+            },
+            reg,
+            context: std::ptr::null_mut(),
+        }));
+        let buffer_type = Box::into_raw(Box::new(buffer::new_type(device)));
+        // SAFETY: both were made above; ggml does not know them yet.
+        unsafe {
+            (*device).context = buffer_type.cast();
+            (*reg).context = device.cast();
+        }
+        Registered { numbers, buffer_type }
+    });
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    ONCE.call_once(|| {
+        if let Some(r) = REGISTERED.get() {
+            // SAFETY: complete, and alive for the rest of the process.
+            unsafe { ffi::ggml_backend_register((*(*r.buffer_type).device).reg) };
+        }
+    });
+    Ok(())
+}
+
+/// Makes the device answer for `shared`; false when another one is active.
+pub(crate) fn activate(shared: &Arc<Shared>) -> bool {
+    let mut active = ACTIVE.write().unwrap_or_else(PoisonError::into_inner);
+    let free = active.is_none();
+    if free {
+        *active = Some(Arc::clone(shared));
+    }
+    free
+}
+
+pub(crate) fn deactivate() {
+    *ACTIVE.write().unwrap_or_else(PoisonError::into_inner) = None;
+}
+
+/// The active engine's part.
+pub(crate) fn active() -> Option<Arc<Shared>> {
+    ACTIVE.read().unwrap_or_else(PoisonError::into_inner).clone()
+}
+
+/// Operation numbers of the ggml that is linked.
+pub(crate) fn numbers() -> Option<Numbers> {
+    REGISTERED.get().map(|r| r.numbers)
+}
+
+/// Whether a tensor lies in one of our buffers.
+pub(crate) fn is_ours(t: &Tensor) -> bool {
+    REGISTERED.get().is_some_and(|r| {
+        // SAFETY: a tensor's buffer is null or alive.
+        unsafe { t.buffer.as_ref() }.is_some_and(|b| b.buft == r.buffer_type)
+    })
+}
+
+unsafe extern "C" fn reg_name(_: *mut Reg) -> *const c_char {
+    c"PinScope".as_ptr()
+}
+
+unsafe extern "C" fn reg_device_count(_: *mut Reg) -> usize {
+    1
+}
+
+unsafe extern "C" fn reg_device(reg: *mut Reg, _: usize) -> *mut Device {
+    // SAFETY: ggml passes our registry, whose context is the device.
+    unsafe { (*reg).context.cast() }
+}
+
+unsafe extern "C" fn device_name(_: *mut Device) -> *const c_char {
+    c"PinScope".as_ptr()
+}
+
+unsafe extern "C" fn device_description(_: *mut Device) -> *const c_char {
+    c"PinScope expert residency".as_ptr()
+}
+
+unsafe extern "C" fn device_memory(_: *mut Device, free: *mut usize, total: *mut usize) {
+    // SAFETY: ggml passes two valid places.
+    unsafe {
+        *free = 0;
+        *total = 0;
+    }
+}
+
+unsafe extern "C" fn device_type(_: *mut Device) -> u32 {
+    ffi::DEVICE_TYPE_ACCEL
+}
+
+unsafe extern "C" fn device_props(device: *mut Device, props: *mut ffi::DeviceProps) {
+    // SAFETY: ggml passes our device and a place for the answer.
+    unsafe {
+        *props = ffi::DeviceProps {
+            name: device_name(device),
+            description: device_description(device),
+            memory_free: 0,
+            memory_total: 0,
+            type_: ffi::DEVICE_TYPE_ACCEL,
+            device_id: std::ptr::null(),
+            caps: ffi::DeviceCaps {
+                async_: false,
+                host_buffer: false,
+                // Else weights would stay in the page cache.
+                buffer_from_host_ptr: false,
+                events: false,
+                mmap_support: true,
+            },
+        };
+    }
+}
+
+unsafe extern "C" fn device_buffer_type(device: *mut Device) -> *mut BufferType {
+    // SAFETY: ggml passes our device, whose context is the buffer type.
+    unsafe { (*device).context.cast() }
+}
+
+unsafe extern "C" fn supports_buft(device: *mut Device, buft: *mut BufferType) -> bool {
+    // SAFETY: ggml passes our device and a live buffer type.
+    unsafe { buft == (*device).context.cast() || ffi::ggml_backend_buft_is_host(buft) }
+}
+
+unsafe extern "C" fn supports_op(_: *mut Device, op: *const Tensor) -> bool {
+    // SAFETY: ggml passes a live tensor.
+    let Some(op) = (unsafe { op.as_ref() }) else { return false };
+    let (Some(n), Some(shared)) = (numbers(), active()) else { return false };
+    if op.op == n.none {
+        return true;
+    }
+    for &operand in &op.src {
+        // SAFETY: operands are null or alive, and so are their buffers.
+        let Some(weight) = (unsafe { operand.as_ref() }) else { continue };
+        // SAFETY: as above; `is_ours` has seen the buffer.
+        if is_ours(weight) && unsafe { (*weight.buffer).size } == 0 {
+            return shared.map.tensor(weight.name()).is_some();
+        }
+    }
+    // SAFETY: the graph that `op` belongs to is alive.
+    unsafe { follows_experts(&n, op, MAX_CHAIN) }
+}
+
+/// Whether `t` is a product with our experts or a column-wise operation on
+/// the result of one.
+///
+/// # Safety
+/// The operands of `t`, and theirs, are null or alive.
+unsafe fn follows_experts(n: &Numbers, t: &Tensor, depth: usize) -> bool {
+    // SAFETY: by the caller's promise.
+    unsafe {
+        if t.op == n.mul_mat_id {
+            return t.src[0].as_ref().is_some_and(is_ours);
+        }
+        let from = if [n.glu, n.unary, n.mul, n.add_id, n.clamp, n.scale, n.sqr].contains(&t.op) {
+            t.src[0]
+        } else if t.op == n.add {
+            // The sum over experts adds one view of the weighted results after
+            // the other; on another device each would cost a copy.
+            t.src[1]
+        } else {
+            return false;
+        };
+        let from = through_views(n, from).as_ref();
+        depth > 0 && from.is_some_and(|f| follows_experts(n, f, depth - 1))
+    }
+}
+
+/// The context pointer of our buffer type is unused; buffers have their own.
+pub(crate) const NO_CONTEXT: *mut c_void = std::ptr::null_mut();

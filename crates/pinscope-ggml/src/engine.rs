@@ -1,0 +1,139 @@
+//! The engine of one model, as programs see it.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use pinscope::map::ExpertMap;
+use pinscope::policy::PolicyKind;
+use pinscope::reader::{ModelFiles, ReadError, ReaderKind};
+use pinscope::residency::{Residency, ResidencyError, ResidencyOptions, Stats};
+
+use crate::device;
+use crate::ffi::Incompatible;
+
+/// How an [`Engine`] is set up.
+#[derive(Debug)]
+pub struct EngineOptions {
+    /// The model.
+    pub map: ExpertMap,
+    /// RAM for experts, bytes.
+    pub arena_bytes: u64,
+    /// Which expert gives way to another.
+    pub policy: PolicyKind,
+    /// How experts are read.
+    pub reader: ReaderKind,
+}
+
+/// Why an [`Engine`] could not be set up.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)]
+pub enum EngineError {
+    #[error(transparent)]
+    Incompatible(#[from] Incompatible),
+    #[error(transparent)]
+    Residency(#[from] ResidencyError),
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    #[error("an engine is already active in this process: drop it before the next one is made")]
+    Busy,
+}
+
+/// Takes over the experts of the next model that llama.cpp loads in this
+/// process, and its dense weights too, until it is dropped.
+///
+/// Drop it after the model: buffers of the model keep what they need, but
+/// experts cannot be computed any more.
+pub struct Engine {
+    shared: Arc<Shared>,
+    notes: Vec<String>,
+}
+
+/// What the device's callbacks share with the [`Engine`].
+pub(crate) struct Shared {
+    pub map: Arc<ExpertMap>,
+    pub files: ModelFiles,
+    residency: Mutex<Residency>,
+    error: Mutex<Option<String>>,
+}
+
+impl Shared {
+    pub fn residency(&self) -> MutexGuard<'_, Residency> {
+        self.residency.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps the first error for [`Engine::take_error`]; ggml's callbacks have
+    /// no way to return a text.
+    pub fn fail(&self, error: impl std::fmt::Display) {
+        let mut slot = self.error.lock().unwrap_or_else(PoisonError::into_inner);
+        slot.get_or_insert_with(|| error.to_string());
+    }
+
+    pub fn has_failed(&self) -> bool {
+        self.error.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+}
+
+impl Engine {
+    /// Registers the device with ggml (once a process) and makes it
+    /// responsible for the model of `options`.
+    ///
+    /// # Errors
+    /// A ggml that does not fit, an arena that is too small, files that cannot
+    /// be opened, or an engine that is active already.
+    pub fn register(options: EngineOptions) -> Result<Self, EngineError> {
+        device::register()?;
+        let map = Arc::new(options.map);
+        let (residency, notes) = Residency::new(
+            Arc::clone(&map),
+            &ResidencyOptions {
+                arena_bytes: options.arena_bytes,
+                policy: options.policy,
+                reader: options.reader,
+            },
+        )?;
+        Self::with_residency(map, residency, notes)
+    }
+
+    /// The same with a residency of one's own; for tests that inject faults.
+    ///
+    /// # Errors
+    /// As [`Engine::register`].
+    pub fn with_residency(
+        map: Arc<ExpertMap>,
+        residency: Residency,
+        notes: Vec<String>,
+    ) -> Result<Self, EngineError> {
+        device::register()?;
+        let shared = Arc::new(Shared {
+            files: ModelFiles::open(map.files())?,
+            map,
+            residency: Mutex::new(residency),
+            error: Mutex::new(None),
+        });
+        if !device::activate(&shared) {
+            return Err(EngineError::Busy);
+        }
+        Ok(Self { shared, notes })
+    }
+
+    /// What happened so far.
+    pub fn stats(&self) -> Stats {
+        self.shared.residency().stats()
+    }
+
+    /// Why a load or a decode failed, if it was this engine's doing; clears
+    /// it, so that the next decode may succeed.
+    pub fn take_error(&self) -> Option<String> {
+        self.shared.error.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// What the system refused and what is done instead, for the user to know.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        device::deactivate();
+    }
+}

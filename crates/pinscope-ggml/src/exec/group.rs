@@ -1,0 +1,417 @@
+//! Computes a program for some of its experts.
+//!
+//! The columns of the chosen experts are put side by side, expert by expert,
+//! and the program's steps are rebuilt on them as a small ggml graph: one
+//! matrix product for each expert and part, one node for each other step.
+//! ggml's CPU backend computes it, so every quantisation and instruction set
+//! works and each column gets the bits that the whole graph would have given
+//! it. All columns of an expert stay together: ggml picks another kernel for
+//! eight rows and more, and splitting would change the choice.
+
+use std::ffi::c_void;
+
+use crate::ffi::{self, Numbers, Tensor};
+
+use super::program::{Program, Source, Step};
+
+/// Experts in one graph at most; bounds the tensors that it takes.
+pub const MAX_EXPERTS: usize = 256;
+/// Columns in one graph, unless a single expert has more; bounds scratch.
+pub const MAX_COLUMNS: usize = 512;
+/// Nodes that a graph has room for: a product for each expert and part, and
+/// the other steps.
+pub const MAX_NODES: usize = MAX_EXPERTS * 4 + 64;
+const ALIGN: usize = 64;
+
+/// Columns of one expert, as positions `token * k + choice`.
+#[derive(Debug, Clone)]
+pub struct ExpertColumns {
+    /// Expert of the layer.
+    pub expert: u32,
+    /// Its columns, ascending.
+    pub columns: Vec<u32>,
+}
+
+/// Memory that is kept from graph to graph.
+pub struct Workspace {
+    numbers: Numbers,
+    graph: *mut ffi::Graph,
+    context: *mut ffi::Context,
+    tensors: Vec<Tensor>,
+    scratch: Vec<u64>,
+    used: usize,
+    columns: Vec<u32>,
+    /// ggml's tensor and our result, for [`Workspace::copy_out`].
+    outputs: Vec<(*mut Tensor, *mut Tensor)>,
+}
+
+// SAFETY: the graph and its context belong to this workspace alone.
+unsafe impl Send for Workspace {}
+
+impl Drop for Workspace {
+    fn drop(&mut self) {
+        // SAFETY: made in `new`, freed once; the graph lives in the context.
+        unsafe { ffi::ggml_free(self.context) }
+    }
+}
+
+impl Workspace {
+    /// Room for graphs of up to [`MAX_EXPERTS`] experts; `None` when memory
+    /// is out.
+    pub fn new(numbers: Numbers) -> Option<Self> {
+        // SAFETY: plain allocation; the graph lives in the context.
+        let (context, graph) = unsafe {
+            let mem_size = ffi::ggml_graph_overhead_custom(MAX_NODES, false) + 4096;
+            let params =
+                ffi::InitParams { mem_size, mem_buffer: std::ptr::null_mut(), no_alloc: true };
+            let context = ffi::ggml_init(params);
+            if context.is_null() {
+                return None;
+            }
+            (context, ffi::ggml_new_graph_custom(context, MAX_NODES, false))
+        };
+        Some(Self {
+            numbers,
+            graph,
+            context,
+            tensors: Vec::with_capacity(MAX_NODES * 5),
+            scratch: Vec::new(),
+            used: 0,
+            columns: Vec::new(),
+            outputs: Vec::new(),
+        })
+    }
+
+    /// An empty graph for nodes of ggml's own, see [`Workspace::add`].
+    pub fn clear(&mut self) -> *mut ffi::Graph {
+        // SAFETY: the graph is alive and nobody computes it now.
+        unsafe { ffi::ggml_graph_clear(self.graph) };
+        self.tensors.clear();
+        self.used = 0;
+        self.outputs.clear();
+        self.graph
+    }
+
+    /// Appends a node; nodes are computed in the order in which they come.
+    pub fn add(&mut self, node: *mut Tensor) {
+        // SAFETY: the caller's node outlives the graph's computation. Nodes
+        // that ggml built have their COMPUTE flag, ours get it in `tensor`.
+        unsafe { ffi::ggml_graph_add_node(self.graph, node) };
+    }
+
+    /// Builds the graph of `program` for `group`. `expert_data` gives the
+    /// bytes of a part of an expert, `inputs` the data of external operands
+    /// (copies, where results would overwrite the original).
+    ///
+    /// Where the batch has one token, the results of [`Step::output`] lie in
+    /// scratch and [`Workspace::copy_out`] puts them in place; otherwise the
+    /// graph does.
+    pub fn build(
+        &mut self,
+        program: &Program,
+        group: &[&ExpertColumns],
+        inputs: &dyn Fn(*mut Tensor) -> *mut c_void,
+        expert_data: &dyn Fn(usize, u32) -> *mut c_void,
+    ) -> *mut ffi::Graph {
+        self.clear();
+        let columns: Vec<u32> = group.iter().flat_map(|g| g.columns.iter().copied()).collect();
+        let p = columns.len();
+        self.reserve(program, p);
+
+        let experts = group.iter().flat_map(|g| g.columns.iter().map(|_| g.expert as i32));
+        let experts = self.i32s(experts);
+        let zeros = self.i32s(std::iter::repeat_n(0, p));
+        let positions = self.i32s(columns.iter().map(|&c| c as i32));
+        let tokens = self.i32s(columns.iter().map(|&c| (c as usize / program.k) as i32));
+
+        let mut gathered: Vec<(*mut Tensor, *mut Tensor)> = Vec::new();
+        let mut results: Vec<*mut Tensor> = Vec::new();
+        for step in &program.steps {
+            // SAFETY: the program's nodes and their operands are alive.
+            let node = unsafe { &*step.node };
+            let mut src = [std::ptr::null_mut(); 3];
+            for (i, source) in step.sources.iter().enumerate() {
+                src[i] = match *source {
+                    Source::None | Source::Expert => std::ptr::null_mut(),
+                    Source::Ids => experts,
+                    Source::Table | Source::Same => {
+                        // SAFETY: as above.
+                        let original = unsafe { *node.src[i] };
+                        let data = inputs(node.src[i]);
+                        self.tensor(Tensor { data, op: self.numbers.none, ..original })
+                    }
+                    Source::Step { index, offset } => {
+                        // SAFETY: results are tensors of this workspace.
+                        let (of, ne0) = unsafe { (*results[index], (*node.src[i]).ne[0]) };
+                        let data = of.data.cast::<u8>().wrapping_add(offset).cast();
+                        self.tensor(Tensor {
+                            ne: [ne0, p as i64, 1, 1],
+                            data,
+                            op: self.numbers.none,
+                            ..of
+                        })
+                    }
+                    Source::Token | Source::Column => {
+                        let original = node.src[i];
+                        match gathered.iter().find(|(o, _)| *o == original) {
+                            Some(&(_, t)) => t,
+                            None => {
+                                let rows = (tokens, &columns[..]);
+                                let t = self.gather(program, original, *source, inputs, rows);
+                                gathered.push((original, t));
+                                t
+                            }
+                        }
+                    }
+                };
+            }
+            let result = self.rows(node.ne[0], p);
+            match step.part {
+                Some(part) => {
+                    self.products(step, part, group, result, src[1], zeros, expert_data);
+                }
+                None => {
+                    // SAFETY: `result` is a tensor of this workspace.
+                    unsafe {
+                        (*result).op = node.op;
+                        (*result).op_params = node.op_params;
+                        (&mut (*result).src)[..3].copy_from_slice(&src);
+                    }
+                    self.add(result);
+                }
+            }
+            results.push(result);
+            if step.output && program.tokens > 1 {
+                self.scatter(program, node, result, positions);
+            } else if step.output {
+                self.outputs.push((step.node, result));
+            }
+        }
+        self.columns = columns;
+        self.graph
+    }
+
+    /// Copies the outputs of a one-token batch from scratch into ggml's
+    /// tensors, after the graph that [`Workspace::build`] made was computed.
+    pub fn copy_out(&self) {
+        for &(node, rows) in &self.outputs {
+            // SAFETY: node and result are alive and of one row size.
+            let (node, rows) = unsafe { (&*node, &*rows) };
+            for (i, &column) in self.columns.iter().enumerate() {
+                // SAFETY: row `i` of the result exists, as does column
+                // `column` of the node; they do not overlap, since scratch is
+                // ours.
+                unsafe {
+                    std::ptr::copy_nonoverlapping(
+                        rows.data.cast::<u8>().wrapping_add(i * rows.nb[1]),
+                        node.data.cast::<u8>().wrapping_add(column as usize * node.nb[1]),
+                        rows.nb[1],
+                    );
+                }
+            }
+        }
+    }
+
+    /// One product for each expert of the group, each on its own columns.
+    #[allow(clippy::too_many_arguments)]
+    fn products(
+        &mut self,
+        step: &Step,
+        part: usize,
+        group: &[&ExpertColumns],
+        result: *mut Tensor,
+        input: *mut Tensor,
+        zeros: *mut Tensor,
+        expert_data: &dyn Fn(usize, u32) -> *mut c_void,
+    ) {
+        // SAFETY: the program's node, its weights, and tensors of this
+        // workspace are alive.
+        let (node, weights, out, x, ids) =
+            unsafe { (*step.node, *(*step.node).src[0], *result, *input, *zeros) };
+        let mut first = 0;
+        for g in group {
+            let n = g.columns.len();
+            let src0 = self.tensor(Tensor {
+                ne: [weights.ne[0], weights.ne[1], 1, 1],
+                data: expert_data(part, g.expert),
+                op: self.numbers.none,
+                ..weights
+            });
+            let src1 = if step.sources[1] == Source::Same {
+                input
+            } else {
+                self.tensor(part_of_rows(x, first, n))
+            };
+            let ids = self.tensor(Tensor { ne: [n as i64, 1, 1, 1], ..ids });
+            let mut product = part_of_rows(out, first, n);
+            product.op = node.op;
+            product.op_params = node.op_params;
+            product.src[..3].copy_from_slice(&[src0, src1, ids]);
+            let product = self.tensor(product);
+            self.add(product);
+            first += n;
+        }
+    }
+
+    /// Puts the rows that the columns need side by side.
+    fn gather(
+        &mut self,
+        program: &Program,
+        original: *mut Tensor,
+        source: Source,
+        inputs: &dyn Fn(*mut Tensor) -> *mut c_void,
+        (tokens, columns): (*mut Tensor, &[u32]),
+    ) -> *mut Tensor {
+        // SAFETY: an operand of the program is alive.
+        let t = unsafe { *original };
+        let data = inputs(original);
+        let out = self.rows(t.ne[0], columns.len());
+        if source == Source::Token {
+            let table = self.tensor(Tensor {
+                ne: [t.ne[0], t.ne[2], 1, 1],
+                nb: [t.nb[0], t.nb[2], t.nb[3], t.nb[3]],
+                data,
+                op: self.numbers.none,
+                ..t
+            });
+            // SAFETY: `out` is a tensor of this workspace.
+            unsafe {
+                (*out).op = self.numbers.get_rows;
+                (&mut (*out).src)[..2].copy_from_slice(&[table, tokens]);
+            }
+            self.add(out);
+        } else {
+            // Almost always the router's weights, one float a column.
+            let bytes = t.ne[0] as usize * 4;
+            for (i, &c) in columns.iter().enumerate() {
+                let (token, choice) = (c as usize / program.k, c as usize % program.k);
+                // SAFETY: the column exists in the operand, the row in `out`.
+                unsafe {
+                    std::ptr::copy_nonoverlapping(
+                        data.cast::<u8>().wrapping_add(token * t.nb[2] + choice * t.nb[1]),
+                        (*out).data.cast::<u8>().wrapping_add(i * bytes),
+                        bytes,
+                    );
+                }
+            }
+        }
+        out
+    }
+
+    /// Appends the copy of a result into ggml's own tensor.
+    fn scatter(
+        &mut self,
+        program: &Program,
+        node: &Tensor,
+        result: *mut Tensor,
+        positions: *mut Tensor,
+    ) {
+        debug_assert_eq!(node.nb[2], node.nb[1] * program.k);
+        let columns = (program.k * program.tokens) as i64;
+        let target = Tensor {
+            ne: [node.ne[0], columns, 1, 1],
+            nb: [4, node.nb[1], node.nb[1] * columns as usize, node.nb[1] * columns as usize],
+            op: self.numbers.none,
+            ..*node
+        };
+        let table = self.tensor(target);
+        let mut copy = target;
+        copy.op = self.numbers.set_rows;
+        copy.op_params = [0; 16];
+        copy.src = [std::ptr::null_mut(); ffi::MAX_SRC];
+        copy.src[..3].copy_from_slice(&[result, positions, table]);
+        let copy = self.tensor(copy);
+        self.add(copy);
+    }
+
+    /// Makes room before any address is taken.
+    fn reserve(&mut self, program: &Program, p: usize) {
+        let row = |t: &Tensor| (t.ne[0] as usize * 4 * p).next_multiple_of(ALIGN);
+        let mut bytes = 4 * (p * 4).next_multiple_of(ALIGN) + ALIGN;
+        for step in &program.steps {
+            // SAFETY: nodes and operands are alive.
+            unsafe {
+                bytes += row(&*step.node);
+                for (source, &operand) in step.sources.iter().zip(&(*step.node).src) {
+                    if matches!(source, Source::Token | Source::Column) {
+                        bytes += row(&*operand);
+                    }
+                }
+            }
+        }
+        if self.scratch.len() * 8 < bytes {
+            self.scratch = vec![0; bytes.div_ceil(8)];
+        }
+    }
+
+    fn allot(&mut self, bytes: usize) -> *mut u8 {
+        let base = self.scratch.as_mut_ptr().cast::<u8>();
+        let start = base.align_offset(ALIGN) + self.used;
+        self.used += bytes.next_multiple_of(ALIGN);
+        assert!(start + bytes <= self.scratch.len() * 8, "scratch was reserved too small");
+        base.wrapping_add(start)
+    }
+
+    fn tensor(&mut self, t: Tensor) -> *mut Tensor {
+        // Addresses of earlier tensors are in use: the vector must not move.
+        assert!(self.tensors.len() < self.tensors.capacity(), "too many tensors for one graph");
+        self.tensors.push(Tensor {
+            flags: ffi::TENSOR_FLAG_COMPUTE,
+            buffer: std::ptr::null_mut(),
+            view_src: std::ptr::null_mut(),
+            view_offs: 0,
+            extra: std::ptr::null_mut(),
+            padding: t.padding,
+            ..t
+        });
+        self.tensors.last_mut().map_or(std::ptr::null_mut(), std::ptr::from_mut)
+    }
+
+    /// F32 `[ne0, p]` in scratch.
+    fn rows(&mut self, ne0: i64, p: usize) -> *mut Tensor {
+        let row = ne0 as usize * 4;
+        let data = self.allot(row * p).cast();
+        self.tensor(blank(self.numbers.f32, [ne0, p as i64], [4, row], data))
+    }
+
+    fn i32s(&mut self, values: impl Iterator<Item = i32> + Clone) -> *mut Tensor {
+        let n = values.clone().count();
+        let data = self.allot(n * 4).cast::<i32>();
+        for (i, v) in values.enumerate() {
+            // SAFETY: `n` values were allotted, aligned to 64 bytes.
+            unsafe { data.add(i).write(v) };
+        }
+        self.tensor(blank(self.numbers.i32, [n as i64, 1], [4, n * 4], data.cast()))
+    }
+}
+
+fn blank(type_: u32, ne: [i64; 2], nb: [usize; 2], data: *mut c_void) -> Tensor {
+    let all = nb[1] * ne[1] as usize;
+    Tensor {
+        type_,
+        buffer: std::ptr::null_mut(),
+        ne: [ne[0], ne[1], 1, 1],
+        nb: [nb[0], nb[1], all, all],
+        op: 0,
+        op_params: [0; 16],
+        flags: 0,
+        src: [std::ptr::null_mut(); ffi::MAX_SRC],
+        view_src: std::ptr::null_mut(),
+        view_offs: 0,
+        data,
+        name: [0; 64],
+        extra: std::ptr::null_mut(),
+        padding: [0; 8],
+    }
+}
+
+/// Rows `first .. first + n` of a `[ne0, p]` tensor.
+fn part_of_rows(t: Tensor, first: usize, n: usize) -> Tensor {
+    Tensor {
+        ne: [t.ne[0], n as i64, 1, 1],
+        data: t.data.cast::<u8>().wrapping_add(first * t.nb[1]).cast(),
+        op: 0,
+        src: [std::ptr::null_mut(); ffi::MAX_SRC],
+        ..t
+    }
+}

@@ -1,0 +1,304 @@
+//! Computes the sub-graphs that ggml's scheduler hands to the device.
+//!
+//! Where every expert of a layer lies as it does in the file, the sub-graph is
+//! computed as it is, with the weights' address put right. Otherwise the
+//! layer's program (see [`program`]) is computed in groups of experts: those
+//! in RAM first, the others as they land.
+
+pub mod group;
+pub mod program;
+
+use std::ffi::c_void;
+
+use pinscope::map::ExpertMap;
+use pinscope::residency::{Demand, Residency, ResidencyError};
+
+use crate::ffi::{self, Numbers, Tensor};
+use group::{ExpertColumns, Workspace};
+use program::{Program, Source};
+
+/// What a computation ended with, other than success.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)]
+pub enum ExecError {
+    #[error(transparent)]
+    Residency(#[from] ResidencyError),
+    #[error("the router of layer {layer} chose expert {expert}, but the layer has {experts}. The model file is damaged")]
+    NoSuchExpert { layer: usize, expert: i32, experts: u32 },
+    /// ggml's own status, such as an abort that the user asked for.
+    #[error("llama.cpp's CPU backend ended with status {0}")]
+    Status(i32),
+}
+
+/// Computes for one backend (one llama.cpp context).
+pub struct Executor {
+    numbers: Numbers,
+    cpu: *mut ffi::Backend,
+    workspace: Workspace,
+    nodes: Vec<*mut Tensor>,
+    columns: Vec<ExpertColumns>,
+    ready: Vec<u32>,
+    copies: Vec<(*mut Tensor, Vec<u8>)>,
+}
+
+impl Executor {
+    /// An executor that has ggml's `cpu` backend do the arithmetic; `None`
+    /// when memory is out.
+    pub fn new(numbers: Numbers, cpu: *mut ffi::Backend) -> Option<Self> {
+        Some(Self {
+            numbers,
+            cpu,
+            workspace: Workspace::new(numbers)?,
+            nodes: Vec::new(),
+            columns: Vec::new(),
+            ready: Vec::new(),
+            copies: Vec::new(),
+        })
+    }
+
+    /// Computes `graph`, whose nodes this device claimed.
+    ///
+    /// # Errors
+    /// A failed read, a router's choice that does not exist, or ggml's own
+    /// failure. The residency has no open pass then.
+    pub fn compute(
+        &mut self,
+        graph: *mut ffi::Graph,
+        map: &ExpertMap,
+        residency: &mut Residency,
+        is_ours: &dyn Fn(&Tensor) -> bool,
+    ) -> Result<(), ExecError> {
+        let result = self.compute_nodes(graph, map, residency, is_ours);
+        if result.is_err() {
+            residency.abort();
+        }
+        result
+    }
+
+    fn compute_nodes(
+        &mut self,
+        graph: *mut ffi::Graph,
+        map: &ExpertMap,
+        residency: &mut Residency,
+        is_ours: &dyn Fn(&Tensor) -> bool,
+    ) -> Result<(), ExecError> {
+        let mut nodes = std::mem::take(&mut self.nodes);
+        nodes.clear();
+        // SAFETY: ggml's graph is alive while it is computed.
+        unsafe {
+            nodes.extend(
+                (0..ffi::ggml_graph_n_nodes(graph)).map(|i| ffi::ggml_graph_node(graph, i)),
+            );
+        }
+        let mut plain = 0;
+        let mut at = 0;
+        let mut result = Ok(());
+        while at < nodes.len() && result.is_ok() {
+            match program::find(&self.numbers, map, is_ours, &nodes[at..]) {
+                Some((program, taken)) => {
+                    let whole = (at, taken) == (0, nodes.len());
+                    result = self
+                        .plain(&nodes[plain..at])
+                        .and_then(|()| self.program(&program, map, residency, whole, graph));
+                    at += taken;
+                    plain = at;
+                }
+                None => at += 1,
+            }
+        }
+        let result = result.and_then(|()| self.plain(&nodes[plain..]));
+        self.nodes = nodes;
+        result
+    }
+
+    /// Nodes that have nothing to do with experts.
+    fn plain(&mut self, nodes: &[*mut Tensor]) -> Result<(), ExecError> {
+        for nodes in nodes.chunks(group::MAX_NODES) {
+            let graph = self.workspace.clear();
+            nodes.iter().for_each(|&n| self.workspace.add(n));
+            self.run(graph)?;
+        }
+        Ok(())
+    }
+
+    fn run(&self, graph: *mut ffi::Graph) -> Result<(), ExecError> {
+        // SAFETY: backend and graph are alive, and this thread owns both.
+        match unsafe { ffi::ggml_backend_graph_compute(self.cpu, graph) } {
+            ffi::STATUS_SUCCESS => Ok(()),
+            status => Err(ExecError::Status(status)),
+        }
+    }
+
+    fn program(
+        &mut self,
+        program: &Program,
+        map: &ExpertMap,
+        residency: &mut Residency,
+        whole: bool,
+        graph: *mut ffi::Graph,
+    ) -> Result<(), ExecError> {
+        let columns = self.columns_by_expert(program, map)?;
+        let demand: Vec<_> = columns
+            .iter()
+            .map(|c| Demand { expert: c.expert, tokens: c.columns.len() as u32 })
+            .collect();
+        residency.begin(program.layer, program.tokens, &demand)?;
+        let mut ready = std::mem::take(&mut self.ready);
+        residency.take_ready(&mut ready)?;
+        let result =
+            if whole && ready.len() == columns.len() && residency.is_mirrored(program.layer) {
+                self.in_place(program, residency, graph)
+                    .and_then(|()| Ok(residency.finish(&ready)?))
+            } else {
+                self.in_groups(program, residency, &columns, &mut ready)
+            };
+        self.ready = ready;
+        self.columns = columns;
+        result
+    }
+
+    /// Who computes what, experts ascending: neighbours in the file are read
+    /// one after the other.
+    fn columns_by_expert(
+        &mut self,
+        program: &Program,
+        map: &ExpertMap,
+    ) -> Result<Vec<ExpertColumns>, ExecError> {
+        let layer = &map.layers()[program.layer];
+        let mut rows = std::mem::take(&mut self.columns);
+        rows.clear();
+        let mut place = vec![u32::MAX; layer.experts as usize];
+        for token in 0..program.tokens {
+            for choice in 0..program.k {
+                // SAFETY: `ids` is an I32 `[k, tokens]` in host memory; it may
+                // be a strided view, so its strides are used.
+                let expert = unsafe {
+                    let ids = &*program.ids;
+                    ids.data
+                        .cast::<u8>()
+                        .add(token * ids.nb[1] + choice * ids.nb[0])
+                        .cast::<i32>()
+                        .read_unaligned()
+                };
+                let Some(at) = usize::try_from(expert).ok().and_then(|e| place.get_mut(e)) else {
+                    let experts = layer.experts;
+                    return Err(ExecError::NoSuchExpert { layer: layer.index, expert, experts });
+                };
+                if *at == u32::MAX {
+                    *at = rows.len() as u32;
+                    rows.push(ExpertColumns { expert: expert as u32, columns: Vec::new() });
+                }
+                rows[*at as usize].columns.push((token * program.k + choice) as u32);
+            }
+        }
+        rows.sort_unstable_by_key(|r| r.expert);
+        Ok(rows)
+    }
+
+    /// Everything is in RAM and lies as in the file: only the address of the
+    /// weights differs from what llama.cpp believes.
+    fn in_place(
+        &mut self,
+        program: &Program,
+        residency: &Residency,
+        graph: *mut ffi::Graph,
+    ) -> Result<(), ExecError> {
+        let mut originals: Vec<(*mut Tensor, *mut c_void)> = Vec::new();
+        for step in &program.steps {
+            if let Some(part) = step.part {
+                // SAFETY: the weights' tensor is alive, and nobody but this
+                // thread looks at its address during the computation.
+                unsafe {
+                    let weights = (*step.node).src[0];
+                    originals.push((weights, (*weights).data));
+                    (*weights).data = residency.mirror_ptr(program.layer, part).cast();
+                }
+            }
+        }
+        let result = self.run(graph);
+        for (weights, data) in originals {
+            // SAFETY: as above.
+            unsafe { (*weights).data = data };
+        }
+        result
+    }
+
+    /// Experts in RAM first, the others as they land.
+    fn in_groups(
+        &mut self,
+        program: &Program,
+        residency: &mut Residency,
+        columns: &[ExpertColumns],
+        ready: &mut Vec<u32>,
+    ) -> Result<(), ExecError> {
+        self.copy_endangered_inputs(program);
+        while !ready.is_empty() {
+            let mut rest = &ready[..];
+            while !rest.is_empty() {
+                let mut group: Vec<&ExpertColumns> = Vec::new();
+                let mut count = 0;
+                for &e in rest.iter().take(group::MAX_EXPERTS) {
+                    let Ok(i) = columns.binary_search_by_key(&e, |c| c.expert) else { continue };
+                    count += columns[i].columns.len();
+                    if count > group::MAX_COLUMNS && !group.is_empty() {
+                        break;
+                    }
+                    group.push(&columns[i]);
+                }
+                let (now, later) = rest.split_at(group.len());
+                let copies = &self.copies;
+                let inputs = |t: *mut Tensor| {
+                    let copy = copies.iter().find(|(of, _)| *of == t);
+                    // SAFETY: an operand of the program is alive.
+                    copy.map_or_else(|| unsafe { (*t).data }, |(_, c)| c.as_ptr().cast_mut().cast())
+                };
+                let data = |part: usize, expert: u32| {
+                    residency
+                        .part_ptr(program.layer, part, expert)
+                        .map_or(std::ptr::null_mut(), |p| p.cast())
+                };
+                let graph = self.workspace.build(program, &group, &inputs, &data);
+                self.run(graph)?;
+                self.workspace.copy_out();
+                residency.finish(now)?;
+                rest = later;
+            }
+            residency.take_ready(ready)?;
+        }
+        Ok(())
+    }
+
+    /// ggml reuses memory: the result of the last step may lie where an input
+    /// of the first one is, which is fine node by node, but not group by
+    /// group. Such inputs are copied.
+    fn copy_endangered_inputs(&mut self, program: &Program) {
+        // SAFETY: nodes and operands of the program are alive.
+        let span = |t: *mut Tensor| unsafe {
+            let start = (*t).data as usize;
+            let last: usize = (0..4).map(|d| ((*t).ne[d] as usize - 1) * (*t).nb[d]).sum();
+            start..start + last + 4
+        };
+        let written: Vec<_> =
+            program.steps.iter().filter(|s| s.output).map(|s| span(s.node)).collect();
+        self.copies.clear();
+        for step in &program.steps {
+            for (i, source) in step.sources.iter().enumerate() {
+                if !matches!(source, Source::Same | Source::Token | Source::Column | Source::Table)
+                {
+                    continue;
+                }
+                // SAFETY: as above.
+                let operand = unsafe { (*step.node).src[i] };
+                let at = span(operand);
+                let hit = written.iter().any(|w| w.start < at.end && at.start < w.end);
+                if hit && !self.copies.iter().any(|(of, _)| *of == operand) {
+                    // SAFETY: the operand's bytes from first to last element.
+                    let bytes = unsafe {
+                        std::slice::from_raw_parts(at.start as *const u8, at.end - at.start)
+                    };
+                    self.copies.push((operand, bytes.to_vec()));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! Runs of tiny models, with and without the engine.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use pinscope::policy::PolicyKind;
+use pinscope::reader::ReaderKind;
+use pinscope_ggml::{read_map, Engine, EngineOptions};
+use pinscope_host::{Context, ContextOptions, Logits, Model, ModelOptions, Token};
+use pinscope_models::synth::{self, ExpertTypes, Shape};
+use sha2::{Digest, Sha256};
+
+/// Tokens of the prompt, in uneven batches, and of the forced continuation.
+pub const PROMPT: usize = 203;
+pub const DECODE: usize = 32;
+
+/// ggml knows one PinScope device a process: one engine at a time.
+pub fn one_at_a_time() -> MutexGuard<'static, ()> {
+    static LOCK: Mutex<()> = Mutex::new(());
+    LOCK.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Writes a tiny model.
+pub fn model(dir: &Path, shape: &str, experts: ExpertTypes) -> PathBuf {
+    let out = dir.join(format!("{shape}.gguf"));
+    let shape = Shape::named(shape).unwrap();
+    let options = synth::Options { experts, ..synth::Options::default() };
+    synth::write(&shape, &options, &out, &mut |_, _| {}).unwrap();
+    out
+}
+
+/// What a run computed.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// SHA-256 of the logits of every token.
+    pub sha: String,
+    /// Most likely tokens of the continuation.
+    pub tokens: Vec<usize>,
+}
+
+/// Runs the forced token stream through `path` in this process, with whatever
+/// engine is active.
+pub fn run(path: &Path, threads: u32) -> Result<Outcome, pinscope_host::HostError> {
+    let model = Model::load(path, ModelOptions::default())?;
+    let mut ctx = Context::new(
+        &model,
+        ContextOptions {
+            n_ctx: 512,
+            n_batch: 128,
+            n_ubatch: 64,
+            threads,
+            threads_batch: threads,
+            ..ContextOptions::default()
+        },
+    )?;
+    let n = model.n_vocab();
+    let mut stream = (0..PROMPT + DECODE).scan(12345u64, |x, _| {
+        *x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        Some(((*x >> 33) as usize % n.min(256)) as Token)
+    });
+    let mut sha = Sha256::new();
+    let mut tokens = Vec::new();
+    let mut pos = 0;
+    let mut feed = |batch: &[Token], tokens: &mut Vec<usize>, keep: bool| {
+        ctx.decode(batch, pos, Logits::All)?;
+        pos += batch.len() as u32;
+        for i in 0..batch.len() {
+            let logits = ctx.logits(i);
+            assert!(logits.len() == n && logits.iter().all(|l| l.is_finite()), "bad logits");
+            logits.iter().for_each(|l| sha.update(l.to_le_bytes()));
+            if keep {
+                let best = (0..n).max_by(|&a, &b| logits[a].total_cmp(&logits[b]));
+                tokens.extend(best);
+            }
+        }
+        Ok::<_, pinscope_host::HostError>(())
+    };
+    let mut left = PROMPT;
+    for size in [1, 7, 64, 100].into_iter().cycle() {
+        let batch: Vec<_> = stream.by_ref().take(size.min(left)).collect();
+        left -= batch.len();
+        feed(&batch, &mut tokens, false)?;
+        if left == 0 {
+            break;
+        }
+    }
+    for token in stream {
+        feed(&[token], &mut tokens, true)?;
+    }
+    let sha = sha.finalize().iter().map(|b| format!("{b:02x}")).collect();
+    Ok(Outcome { sha, tokens })
+}
+
+/// An engine with `permille` of the arena in which everything fits, or the
+/// smallest that works.
+pub fn engine(path: &Path, permille: u64, reader: ReaderKind) -> Engine {
+    let map = read_map(path).unwrap();
+    let full = pinscope::layout::Layout::full_bytes(&map);
+    let least = pinscope::layout::Layout::min_bytes(&map);
+    let arena_bytes = least.max(full * permille / 1000);
+    Engine::register(EngineOptions { map, arena_bytes, policy: PolicyKind::default(), reader })
+        .unwrap()
+}

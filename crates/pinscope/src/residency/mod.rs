@@ -1,0 +1,530 @@
+//! Which experts are in RAM, and how they get there.
+//!
+//! [`Residency`] joins the map, the arena, a reader and a policy. The executor
+//! of a layer opens a *pass* with the experts that the router chose, takes
+//! them as they become ready (those in RAM at once, the others in the order in
+//! which they land), and gives each back when it is computed:
+//!
+//! ```text
+//! begin(layer, demand) ── take_ready ── compute ── finish ──┐
+//!                             └──────── until None ─────────┘
+//! ```
+//!
+//! An expert is never evicted while it is read or computed. A layer may need
+//! more experts than there are slots (long prompts): those that do not fit
+//! wait until others are finished, so the pass runs in waves by itself.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::arena::{Arena, ArenaError};
+use crate::layout::{Layout, TooSmall};
+use crate::map::ExpertMap;
+use crate::policy::{self, ExpertId, Policy, PolicyKind, PolicyShape};
+use crate::reader::{
+    self, ModelFiles, ReadClass, ReadDone, ReadError, ReadRequest, Reader, ReaderKind,
+    ReaderOptions,
+};
+
+/// What a pass needs of one expert.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Demand {
+    /// Expert of the layer.
+    pub expert: u32,
+    /// Tokens of the batch that chose it.
+    pub tokens: u32,
+}
+
+/// Work of one phase, summed up since the start.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Tokens that went through the first layer with experts.
+    pub tokens: u64,
+    /// Experts that a pass needed and found in RAM.
+    pub hits: u64,
+    /// Experts that a pass needed and had to wait for.
+    pub misses: u64,
+    /// Bytes read from the model's files for experts.
+    pub bytes_read: u64,
+    /// Time in which arithmetic waited for bytes, nanoseconds.
+    pub wait_ns: u64,
+}
+
+impl Counters {
+    /// Share of needed experts that were in RAM, 0 to 1; 1 when none was needed.
+    pub fn hit_rate(&self) -> f64 {
+        match self.hits + self.misses {
+            0 => 1.0,
+            all => self.hits as f64 / all as f64,
+        }
+    }
+
+    /// What happened since `earlier`.
+    pub fn since(&self, earlier: &Self) -> Self {
+        Self {
+            tokens: self.tokens - earlier.tokens,
+            hits: self.hits - earlier.hits,
+            misses: self.misses - earlier.misses,
+            bytes_read: self.bytes_read - earlier.bytes_read,
+            wait_ns: self.wait_ns - earlier.wait_ns,
+        }
+    }
+}
+
+/// Counters of prompts and of generation.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Passes with more than one token.
+    pub prompt: Counters,
+    /// Passes with one token.
+    pub decode: Counters,
+}
+
+/// Why a [`Residency`] could not be made, or a pass not be finished.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)]
+pub enum ResidencyError {
+    #[error(transparent)]
+    TooSmall(#[from] TooSmall),
+    #[error(transparent)]
+    Arena(#[from] ArenaError),
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    #[error(
+        "all expert slots of layer {layer} are in use and none is being read: this is a bug in \
+         PinScope, please report it"
+    )]
+    Stuck { layer: usize },
+}
+
+/// How a [`Residency`] is set up.
+#[derive(Debug, Clone)]
+pub struct ResidencyOptions {
+    /// Arena for experts, bytes.
+    pub arena_bytes: u64,
+    /// Who gives way.
+    pub policy: PolicyKind,
+    /// How bytes are read.
+    pub reader: ReaderKind,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Absent,
+    /// Parts still to come, and whether one of them failed.
+    Loading {
+        slot: u64,
+        parts: u8,
+        failed: bool,
+    },
+    Resident {
+        slot: u64,
+    },
+}
+
+/// Slots of one size class and who is in them.
+struct Pool {
+    policy: Box<dyn Policy>,
+    free: Vec<u64>,
+    full: bool,
+}
+
+/// Experts of the pass that is open.
+#[derive(Default)]
+struct Pass {
+    layer: usize,
+    /// Missing, not yet given a slot.
+    waiting: VecDeque<u32>,
+    /// In RAM, not yet taken.
+    ready: VecDeque<u32>,
+    /// Being read.
+    loading: usize,
+    /// Taken, not yet finished.
+    taken: usize,
+    decode: bool,
+}
+
+/// The experts of one model in an arena of fixed size.
+pub struct Residency {
+    map: Arc<ExpertMap>,
+    layout: Layout,
+    // The reader writes into the arena until it is dropped: it goes first.
+    reader: Box<dyn Reader>,
+    arena: Arc<Arena>,
+    pools: Vec<Pool>,
+    state: Vec<State>,
+    in_use: Vec<bool>,
+    pass: Pass,
+    done: Vec<ReadDone>,
+    stats: Stats,
+    /// Next expert to load while the disk is idle, when all of them fit.
+    fill_next: u32,
+}
+
+/// Tags of reads: expert and part in one number.
+const PARTS_PER_EXPERT: u64 = 8;
+
+impl Residency {
+    /// Opens the model's files and cuts the arena.
+    ///
+    /// Returns notes for the user too: what the system refused and what is
+    /// done instead.
+    ///
+    /// # Errors
+    /// An arena that is too small, or files and memory that the system refuses.
+    pub fn new(
+        map: Arc<ExpertMap>,
+        options: &ResidencyOptions,
+    ) -> Result<(Self, Vec<String>), ResidencyError> {
+        let layout = Layout::new(&map, options.arena_bytes)?;
+        let arena = Arc::new(Arena::new(usize::try_from(layout.used()).unwrap_or(usize::MAX))?);
+        let files = Arc::new(ModelFiles::open(map.files())?);
+        let (reader, notes) = reader::open_reader(
+            files,
+            Arc::clone(&arena),
+            options.reader,
+            ReaderOptions::default(),
+        )?;
+        let residency = Self::with_reader(map, layout, arena, reader, options.policy);
+        Ok((residency, notes))
+    }
+
+    /// The same with a reader of one's own; for tests that inject faults.
+    pub fn with_reader(
+        map: Arc<ExpertMap>,
+        layout: Layout,
+        arena: Arc<Arena>,
+        reader: Box<dyn Reader>,
+        kind: PolicyKind,
+    ) -> Self {
+        let per_layer = map.experts_per_layer();
+        let ids = map.layers().len() * per_layer as usize;
+        let pools = layout
+            .classes
+            .iter()
+            .map(|c| Pool {
+                policy: policy::build(
+                    kind,
+                    PolicyShape {
+                        layers: map.layers().len() as u32,
+                        experts_per_layer: per_layer,
+                        capacity: c.slots as usize,
+                    },
+                ),
+                // Taken from the end: low slots first.
+                free: (0..c.slots).rev().collect(),
+                full: c.is_full(),
+            })
+            .collect();
+        Self {
+            map,
+            layout,
+            reader,
+            arena,
+            pools,
+            state: vec![State::Absent; ids],
+            in_use: vec![false; ids],
+            pass: Pass::default(),
+            done: Vec::new(),
+            stats: Stats::default(),
+            fill_next: 0,
+        }
+    }
+
+    /// The model's map.
+    pub fn map(&self) -> &ExpertMap {
+        &self.map
+    }
+
+    /// The arena's cut.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// What happened so far.
+    pub fn stats(&self) -> Stats {
+        self.stats
+    }
+
+    /// Opens a pass through `layer` (a position in [`ExpertMap::layers`]) for
+    /// a batch of `tokens`. Reads of missing experts are on their way when it
+    /// returns. `demand` lists each expert once.
+    ///
+    /// # Errors
+    /// When the system refuses a read.
+    pub fn begin(
+        &mut self,
+        layer: usize,
+        tokens: usize,
+        demand: &[Demand],
+    ) -> Result<(), ResidencyError> {
+        debug_assert!(self.pass.waiting.is_empty() && self.pass.taken == 0);
+        self.pass = Pass { layer, decode: tokens <= 1, ..Pass::default() };
+        self.collect(false)?;
+        let class = self.layout.class_of_layer[layer];
+        if layer == 0 {
+            for pool in &mut self.pools {
+                pool.policy.on_token();
+            }
+            self.counters().tokens += tokens as u64;
+        }
+        for d in demand {
+            let id = self.id(layer, d.expert);
+            self.in_use[id.0 as usize] = true;
+            self.pools[class].policy.on_select(id, d.tokens, 1.0);
+            match self.state[id.0 as usize] {
+                State::Resident { .. } => {
+                    self.counters().hits += 1;
+                    self.pass.ready.push_back(d.expert);
+                }
+                State::Loading { .. } => {
+                    self.counters().misses += 1;
+                    self.pass.loading += 1;
+                }
+                State::Absent => {
+                    self.counters().misses += 1;
+                    self.pass.waiting.push_back(d.expert);
+                }
+            }
+        }
+        self.load_waiting()?;
+        self.fill_when_idle()
+    }
+
+    /// Experts of the open pass that are ready to compute, each once; an empty
+    /// list when the pass has no more. Waits for the disk only when nothing
+    /// is ready.
+    ///
+    /// # Errors
+    /// A failed read of an expert of this pass. The pass is over then, and no
+    /// read of it is on its way any more.
+    pub fn take_ready(&mut self, out: &mut Vec<u32>) -> Result<(), ResidencyError> {
+        out.clear();
+        let taken = self.collect(false).and_then(|()| {
+            while self.pass.ready.is_empty() && self.pass.loading > 0 {
+                let start = Instant::now();
+                let result = self.collect(true);
+                self.counters().wait_ns += start.elapsed().as_nanos() as u64;
+                result?;
+            }
+            if self.pass.ready.is_empty() && !self.pass.waiting.is_empty() && self.pass.taken == 0 {
+                let layer = self.map.layers()[self.pass.layer].index;
+                return Err(ResidencyError::Stuck { layer });
+            }
+            Ok(())
+        });
+        if let Err(e) = taken {
+            self.abort();
+            return Err(e);
+        }
+        out.extend(self.pass.ready.drain(..));
+        self.pass.taken += out.len();
+        Ok(())
+    }
+
+    /// Gives back experts that were taken: they may be evicted from now on,
+    /// and experts that waited for a slot are read.
+    ///
+    /// # Errors
+    /// When the system refuses a read.
+    pub fn finish(&mut self, experts: &[u32]) -> Result<(), ResidencyError> {
+        for &e in experts {
+            let id = self.id(self.pass.layer, e);
+            self.in_use[id.0 as usize] = false;
+        }
+        self.pass.taken -= experts.len();
+        self.load_waiting()
+    }
+
+    /// Ends the open pass in any state: nothing is in use afterwards, and no
+    /// read is on its way.
+    pub fn abort(&mut self) {
+        self.pass.waiting.clear();
+        while self.reader.outstanding() > 0 {
+            if self.collect(true).is_err() && self.reader.outstanding() == 0 {
+                break;
+            }
+        }
+        self.pass = Pass::default();
+        self.in_use.fill(false);
+    }
+
+    /// Address of a part's bytes of an expert that was taken and not finished.
+    pub fn part_ptr(&self, layer: usize, part: usize, expert: u32) -> Option<*mut u8> {
+        let State::Resident { slot } = self.state[self.id(layer, expert).0 as usize] else {
+            return None;
+        };
+        let at = self.part_position(layer, part, expert, slot);
+        Some(self.arena.ptr(at as usize))
+    }
+
+    /// Whether all experts of `layer` have room of their own and lie in it as
+    /// they do in the file, one part after the other.
+    pub fn is_mirrored(&self, layer: usize) -> bool {
+        self.layout.mirror[layer].is_some()
+    }
+
+    /// Address of expert 0 of a part of a mirrored layer; expert `e` follows
+    /// at `e` times the part's bytes. Null for other layers.
+    pub fn mirror_ptr(&self, layer: usize, part: usize) -> *mut u8 {
+        match &self.layout.mirror[layer] {
+            Some(parts) => self.arena.ptr(parts[part] as usize),
+            None => std::ptr::null_mut(),
+        }
+    }
+
+    fn counters(&mut self) -> &mut Counters {
+        if self.pass.decode {
+            &mut self.stats.decode
+        } else {
+            &mut self.stats.prompt
+        }
+    }
+
+    fn id(&self, layer: usize, expert: u32) -> ExpertId {
+        ExpertId(layer as u32 * self.map.experts_per_layer() + expert)
+    }
+
+    /// Position of a part in the arena, congruent to its position in the file.
+    fn part_position(&self, layer: usize, part: usize, expert: u32, slot: u64) -> u64 {
+        let class = &self.layout.classes[self.layout.class_of_layer[layer]];
+        let p = &self.map.layers()[layer].parts[part];
+        if let Some(parts) = &self.layout.mirror[layer] {
+            return parts[part] + u64::from(expert) * p.bytes;
+        }
+        let offset = p.offset + u64::from(expert) * p.bytes;
+        class.base + slot * class.stride + class.part_start[part] + offset % crate::layout::PAGE
+    }
+
+    /// Gives slots to waiting experts, as far as there are any, and reads them.
+    fn load_waiting(&mut self) -> Result<(), ResidencyError> {
+        let layer = self.pass.layer;
+        while let Some(&expert) = self.pass.waiting.front() {
+            let Some(slot) = self.slot_for(layer, expert) else { break };
+            self.pass.waiting.pop_front();
+            self.pass.loading += 1;
+            self.load(layer, expert, slot, ReadClass::Demand)?;
+        }
+        self.reader.kick();
+        Ok(())
+    }
+
+    /// A free slot, or that of the expert that gives way.
+    fn slot_for(&mut self, layer: usize, expert: u32) -> Option<u64> {
+        let class = self.layout.class_of_layer[layer];
+        let id = self.id(layer, expert);
+        let pool = &mut self.pools[class];
+        if pool.full {
+            return Some(self.layout.first_rank[layer] + u64::from(expert));
+        }
+        if let Some(slot) = pool.free.pop() {
+            return Some(slot);
+        }
+        let (state, in_use) = (&self.state, &self.in_use);
+        let victim = pool.policy.victim(id, &|v: ExpertId| {
+            in_use[v.0 as usize] || !matches!(state[v.0 as usize], State::Resident { .. })
+        })?;
+        pool.policy.on_remove(victim);
+        let State::Resident { slot } =
+            std::mem::replace(&mut self.state[victim.0 as usize], State::Absent)
+        else {
+            debug_assert!(false, "a policy gave a victim that is not resident");
+            return None;
+        };
+        Some(slot)
+    }
+
+    fn load(
+        &mut self,
+        layer: usize,
+        expert: u32,
+        slot: u64,
+        class: ReadClass,
+    ) -> Result<(), ResidencyError> {
+        let id = self.id(layer, expert);
+        let map = Arc::clone(&self.map);
+        let parts = &map.layers()[layer].parts;
+        self.pools[self.layout.class_of_layer[layer]].policy.on_insert(id);
+        self.state[id.0 as usize] =
+            State::Loading { slot, parts: parts.len() as u8, failed: false };
+        for (i, part) in parts.iter().enumerate() {
+            self.reader.submit(ReadRequest {
+                tag: u64::from(id.0) * PARTS_PER_EXPERT + i as u64,
+                file: part.file,
+                offset: part.offset + u64::from(expert) * part.bytes,
+                len: part.bytes as usize,
+                dest: self.part_position(layer, i, expert, slot) as usize,
+                class,
+            })?;
+            self.counters().bytes_read += part.bytes;
+        }
+        Ok(())
+    }
+
+    /// Takes what the reader has finished into account; waits for something
+    /// to finish if `block`.
+    fn collect(&mut self, block: bool) -> Result<(), ResidencyError> {
+        let mut done = std::mem::take(&mut self.done);
+        let mut result = self.reader.reap(&mut done, block);
+        for read in done.drain(..) {
+            let id = (read.tag / PARTS_PER_EXPERT) as usize;
+            let State::Loading { slot, parts, failed } = self.state[id] else { continue };
+            let failed = failed || read.result.is_err();
+            if result.is_ok() && self.in_use[id] {
+                result = read.result;
+            }
+            self.state[id] = State::Loading { slot, parts: parts - 1, failed };
+            if parts == 1 {
+                self.landed(id, slot, failed);
+            }
+        }
+        self.done = done;
+        Ok(result?)
+    }
+
+    /// All parts of an expert are back.
+    fn landed(&mut self, id: usize, slot: u64, failed: bool) {
+        let per_layer = self.map.experts_per_layer() as usize;
+        let (layer, expert) = (id / per_layer, (id % per_layer) as u32);
+        if failed {
+            let pool = &mut self.pools[self.layout.class_of_layer[layer]];
+            pool.policy.on_remove(ExpertId(id as u32));
+            if !pool.full {
+                pool.free.push(slot);
+            }
+            self.state[id] = State::Absent;
+        } else {
+            self.state[id] = State::Resident { slot };
+        }
+        if layer == self.pass.layer && self.in_use[id] {
+            self.pass.loading -= 1;
+            if !failed {
+                self.pass.ready.push_back(expert);
+            }
+        }
+    }
+
+    /// When everything fits, loads what nobody has asked for yet, an expert at
+    /// a time, while the disk has nothing better to do.
+    fn fill_when_idle(&mut self) -> Result<(), ResidencyError> {
+        let per_layer = self.map.experts_per_layer();
+        while self.reader.outstanding() == 0 && (self.fill_next as usize) < self.state.len() {
+            let (layer, expert) =
+                ((self.fill_next / per_layer) as usize, self.fill_next % per_layer);
+            self.fill_next += 1;
+            let exists = expert < self.map.layers()[layer].experts;
+            let full = self.pools[self.layout.class_of_layer[layer]].full;
+            if exists && full && self.state[self.fill_next as usize - 1] == State::Absent {
+                if let Some(slot) = self.slot_for(layer, expert) {
+                    self.load(layer, expert, slot, ReadClass::Prefetch)?;
+                    self.reader.kick();
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;
