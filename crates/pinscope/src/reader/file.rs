@@ -263,8 +263,7 @@ impl ModelFiles {
         while got < need {
             match f.file.read_at(&mut buf[got..], offset + got as u64) {
                 Ok(0) => return Err(self.truncated(file, offset, need, got)),
-                // The file's last, partial page: read on from its start only
-                // if it may have grown, which ends as an error anyway.
+                // Part of a page comes only at the end of the file.
                 Ok(n) if f.direct && n % ALIGN != 0 && got + n < need => {
                     return Err(self.truncated(file, offset, need, got + n));
                 }

@@ -260,6 +260,93 @@ impl Chunk {
     }
 }
 
+/// `ECANCELED`: the thread that handed the read to io_uring has ended.
 fn is_transient(e: &io::Error) -> bool {
-    matches!(e.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock)
+    matches!(e.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::ECANCELED))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::map::ModelFile;
+
+    const CHUNK: usize = 4 * ALIGN;
+
+    /// A queue with one demand request of `len` bytes at offset 100, and the
+    /// chunks that it hands out for it.
+    fn started(len: usize) -> (WorkQueue, ModelFiles, Vec<Chunk>) {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let model = ModelFile { path: file.path().into(), len: 0 };
+        let files = ModelFiles::open(&[model]).unwrap();
+        let options = ReaderOptions { chunk: CHUNK, depth: 3, prefetch_depth: 1, threads: 1 };
+        let mut queue = WorkQueue::new(options);
+        let class = ReadClass::Demand;
+        queue.push(ReadRequest { tag: 7, file: 0, offset: 100, len, dest: ALIGN + 100, class });
+        let chunks = std::iter::from_fn(|| queue.pop()).collect();
+        (queue, files, chunks)
+    }
+
+    fn os_error(code: i32) -> io::Result<usize> {
+        Err(io::Error::from_raw_os_error(code))
+    }
+
+    #[test]
+    fn a_request_is_cut_into_whole_pages_and_the_last_need_not_be_full() {
+        let (_, _, chunks) = started(2 * CHUNK);
+        let cut: Vec<_> = chunks.iter().map(|c| (c.offset, c.dest, c.len, c.want)).collect();
+        let (c, u) = (CHUNK as u64, ALIGN);
+        let last = (2 * c, u + 2 * CHUNK, ALIGN, 100);
+        assert_eq!(cut, [(0, u, CHUNK, CHUNK), (c, u + CHUNK, CHUNK, CHUNK), last]);
+    }
+
+    #[test]
+    fn a_failed_request_ends_only_when_its_last_chunk_is_back_and_reads_no_more() {
+        let (mut queue, files, chunks) = started(10 * CHUNK);
+        assert_eq!(chunks.len(), 3);
+        assert!(queue.finish(chunks[1], os_error(libc::EIO), &files).is_none());
+        assert_eq!(queue.pop(), None, "a chunk of a failed request was handed out");
+        // A short read of a failed request is not continued either.
+        assert!(queue.finish(chunks[0], Ok(ALIGN), &files).is_none());
+        assert_eq!(queue.pop(), None);
+        let over = queue.finish(chunks[2], Ok(CHUNK), &files).unwrap();
+        assert_eq!(over.tag, 7);
+        assert!(matches!(over.error, Some(ReadError::Io { .. })));
+        assert_eq!(queue.in_flight(), 0);
+    }
+
+    #[test]
+    fn a_short_read_goes_on_where_it_stopped_before_anything_else() {
+        let (mut queue, files, chunks) = started(3 * CHUNK - 100);
+        assert!(queue.finish(chunks[0], Ok(2 * ALIGN + 512), &files).is_none());
+        let rest = queue.pop().unwrap();
+        let at = (2 * ALIGN as u64, ALIGN + 2 * ALIGN, CHUNK - 2 * ALIGN);
+        assert_eq!((rest.offset, rest.dest, rest.len), at);
+        assert!(queue.finish(rest, Ok(rest.len), &files).is_none());
+        assert!(queue.finish(chunks[1], Ok(CHUNK), &files).is_none());
+        assert!(queue.finish(chunks[2], Ok(CHUNK), &files).unwrap().error.is_none());
+    }
+
+    #[test]
+    fn interrupted_reads_are_repeated_but_not_for_ever() {
+        for code in [libc::EINTR, libc::EAGAIN, libc::ECANCELED] {
+            let (mut queue, files, chunks) = started(100);
+            let mut chunk = chunks[0];
+            for _ in 0..RETRIES {
+                assert!(queue.finish(chunk, os_error(code), &files).is_none());
+                chunk = queue.pop().unwrap();
+            }
+            let over = queue.finish(chunk, os_error(code), &files).unwrap();
+            assert!(matches!(over.error, Some(ReadError::Io { .. })));
+        }
+    }
+
+    #[test]
+    fn the_last_page_may_end_after_the_wanted_bytes_and_not_before() {
+        let wanted = 100 + 100; // from the start of the page
+        for (got, enough) in [(wanted, true), (ALIGN, true), (wanted - 1, false), (0, false)] {
+            let (mut queue, files, chunks) = started(100);
+            let over = queue.finish(chunks[0], Ok(got), &files).unwrap();
+            assert_eq!(over.error.is_none(), enough, "{got} bytes");
+        }
+    }
 }
