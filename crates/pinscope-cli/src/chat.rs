@@ -5,7 +5,7 @@ use std::io::{BufRead, IsTerminal, Write};
 use pinscope_host::ChatMessage;
 
 use crate::engine::Session;
-use crate::generate::{GenerateError, Generator};
+use crate::generate::{Ended, GenerateError, Generator};
 use crate::run::report;
 use crate::{interrupt, style};
 
@@ -50,6 +50,11 @@ pub fn main(
         writeln!(out)?;
         out.flush()?;
         drop(out);
+        if answer.text.is_empty() && answer.ended == Ended::Stopped {
+            // As if it had not been said.
+            messages.pop();
+            continue;
+        }
         report(&answer, session.plan.ram_bytes);
         messages.push(ChatMessage { role: "assistant".into(), content: answer.text });
     }

@@ -1,9 +1,8 @@
 //! Ctrl-C: stops an answer, not the program; twice at the prompt ends it.
 
+use std::io::Write;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock};
-
-use crate::style::note;
 
 /// The exit code of a program that Ctrl-C ended: 128 + SIGINT.
 pub const EXIT_CODE: u8 = 130;
@@ -31,7 +30,7 @@ pub fn install() -> Result<(), ctrlc::Error> {
                 return;
             }
         } else if pressed == 1 && AT_PROMPT.load(Ordering::SeqCst) {
-            note("\n(Ctrl-C again or /exit to leave)");
+            let _ = write!(std::io::stderr(), "\n(Ctrl-C again or /exit to leave)\n> ");
             return;
         }
         // SAFETY: ends the process at once; running destructors here would
