@@ -20,7 +20,6 @@ compile_error!("the mmap system call takes pages, not bytes, on 32-bit Linux");
 
 thread_local! {
     static QUIET: Cell<bool> = const { Cell::new(false) };
-    static SEEN: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Suppresses read-ahead on this thread until it is dropped.
@@ -40,12 +39,6 @@ impl Drop for Quiet {
     }
 }
 
-/// Whether a load on this thread has passed through the wrapped `mmap`, that
-/// is, whether this binary was linked with the arguments above.
-pub fn is_linked() -> bool {
-    SEEN.get()
-}
-
 /// `mmap` without `MAP_POPULATE` for files while read-ahead is suppressed.
 ///
 /// # Safety
@@ -61,7 +54,6 @@ pub unsafe extern "C" fn __wrap_mmap(
 ) -> *mut c_void {
     let mut flags = flags;
     if QUIET.get() && fd >= 0 {
-        SEEN.set(true);
         flags &= !libc::MAP_POPULATE;
     }
     // SAFETY: the caller's arguments, with one hint less; `syscall` sets errno
