@@ -57,7 +57,7 @@ pub struct Args {
     #[arg(long)]
     no_step_aside: bool,
     /// Most prompt tokens computed at once
-    #[arg(long = "ubatch", short_alias = 'u', alias = "ub", value_name = "TOKENS",
+    #[arg(long, value_name = "TOKENS",
           default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=65536))]
     ubatch: u32,
     /// Threads that compute [default: physical cores]
@@ -233,6 +233,7 @@ fn bench(args: &Args) -> Result<(), Box<dyn std::error::Error>> {
         decode: Decode::Forced(forced),
         hash_logits: args.hash,
         max_decode_seconds: None,
+        plan_only: false,
     };
     let (runs, failed) = run_all(args, &entries, &job, map.files());
     let medians = entries

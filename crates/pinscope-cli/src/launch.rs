@@ -5,10 +5,12 @@
 //! out of the next one's figures, and lets the kernel limit and measure each.
 
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 
 use pinscope::map::ModelFile;
+use pinscope::memory::format_bytes;
 use pinscope::policy::PolicyKind;
 use pinscope::reader::ReaderKind;
 use pinscope::residency::Counters;
@@ -85,6 +87,8 @@ pub struct Job {
     pub hash_logits: bool,
     /// Stop decoding after about this long.
     pub max_decode_seconds: Option<f64>,
+    /// Only see whether `ram` is enough; nothing is loaded.
+    pub plan_only: bool,
 }
 
 /// How [`ReaderKind`] is written in a job.
@@ -237,7 +241,12 @@ pub fn launch(
     files: &[ModelFile],
     limit: Option<u64>,
 ) -> Result<Outcome, LaunchError> {
-    let who = job.contender.name();
+    if job.contender == Contender::Pinscope && limit.is_some() {
+        // Below its limit a process can be too small to say that it is: the
+        // plan is tried without one.
+        let trial = Job { plan_only: true, ..job.clone() };
+        run_child(&trial, label, None, limit)?;
+    }
     for file in files {
         drop_page_cache(&file.path);
     }
@@ -245,28 +254,43 @@ pub fn launch(
         Ok(group) => (Some(group), None),
         Err(why) => (None, Some(why)),
     };
-    let mut child =
-        start(job, group.as_ref()).map_err(|source| LaunchError::Start { who, source })?;
+    let report = run_child(job, label, group.as_ref(), limit)?;
+    Ok(Outcome {
+        // A cgroup sees page cache that is not mapped, the process sees mapped
+        // pages (of libraries) that others have paid for: the larger counts.
+        peak_bytes: group
+            .as_ref()
+            .and_then(MemoryGroup::peak_bytes)
+            .unwrap_or(0)
+            .max(report.process_peak_bytes),
+        limit_hits: group.as_ref().and_then(MemoryGroup::limit_hits),
+        no_cgroup,
+        report,
+    })
+}
+
+fn run_child(
+    job: &Job,
+    label: &str,
+    group: Option<&MemoryGroup>,
+    limit: Option<u64>,
+) -> Result<Report, LaunchError> {
+    let who = job.contender.name();
+    let start_error = |source| LaunchError::Start { who, source };
+    let mut child = start(job, group).map_err(start_error)?;
     let last = converse(label, &mut child);
-    let status = child.wait().map_err(|source| LaunchError::Start { who, source })?;
+    let status = child.wait().map_err(start_error)?;
     match last {
-        Some(Message::Report(report)) => Ok(Outcome {
-            peak_bytes: group
-                .as_ref()
-                .and_then(MemoryGroup::peak_bytes)
-                .unwrap_or(report.process_peak_bytes),
-            limit_hits: group.as_ref().and_then(MemoryGroup::limit_hits),
-            no_cgroup,
-            report: *report,
-        }),
+        Some(Message::Report(report)) => Ok(*report),
         Some(Message::Error(text)) => Err(LaunchError::Child(text)),
         _ => Err(ended_without_report(who, status, limit)),
     }
 }
 
 fn start(job: &Job, group: Option<&MemoryGroup>) -> std::io::Result<Child> {
-    let mut command = Command::new(std::env::current_exe()?);
-    command.arg("worker").stdin(Stdio::piped()).stdout(Stdio::piped());
+    // The very program that runs now, even if its file was replaced meanwhile.
+    let mut command = Command::new("/proc/self/exe");
+    command.arg0("pinscope").arg("worker").stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut child = match group {
         Some(group) => group.spawn(&mut command)?,
         None => command.spawn()?,
@@ -305,7 +329,10 @@ fn ended_without_report(who: &'static str, status: ExitStatus, limit: Option<u64
             signal,
             hint: match (signal, limit) {
                 (libc::SIGKILL, Some(bytes)) => {
-                    format!(": most likely it needed more than its limit of {bytes} bytes")
+                    format!(
+                        ": most likely it needed more than its limit of {}",
+                        format_bytes(bytes)
+                    )
                 }
                 (libc::SIGKILL, None) => ": most likely the machine ran out of memory".into(),
                 _ => String::new(),

@@ -28,6 +28,8 @@ use crate::args::{with_llama_spelling, Cli, Command};
 use crate::generate::GenerateError;
 
 fn main() -> ExitCode {
+    // Before ggml, which reads headers too, prints anything.
+    pinscope_host::init();
     let result = match Cli::parse_from(with_llama_spelling(std::env::args_os())).command {
         Command::Run(args) => run::main(&args).map(|stopped| match stopped {
             true => ExitCode::from(interrupt::EXIT_CODE),

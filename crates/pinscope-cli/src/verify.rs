@@ -33,9 +33,6 @@ pub struct Args {
     /// altered must be found different
     #[arg(long, value_name = "FILE")]
     reference: Option<PathBuf>,
-    /// Keep the device at work even if the whole model fits
-    #[arg(long)]
-    no_step_aside: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -156,13 +153,15 @@ fn job(args: &Args, limit: u64) -> Result<Job, Box<dyn std::error::Error>> {
             n_ubatch: context.n_ubatch.min(args.prompt_tokens),
             policy: model.policy,
             reader: model.reader,
-            step_aside: !args.no_step_aside,
+            // Plain llama.cpp against itself would prove nothing.
+            step_aside: false,
         },
         n_ctx: model.ctx.unwrap_or(0).max(args.prompt_tokens + args.tokens),
         prompt: tokens,
         decode: Decode::Greedy(args.tokens as usize),
         hash_logits: true,
         max_decode_seconds: None,
+        plan_only: false,
     })
 }
 

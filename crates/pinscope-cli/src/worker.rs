@@ -46,6 +46,10 @@ fn progress(what: &str, done: usize, total: usize) {
 }
 
 fn work(job: &Job) -> Result<Report, String> {
+    if job.plan_only {
+        let prepared = prepare(job)?;
+        return prepared.plan.check().map(|()| Report::default()).map_err(text);
+    }
     let started = Instant::now();
     let loaded = Loaded::new(job)?;
     let mut context = Context::new(loaded.model(), context_options(job)).map_err(text)?;
@@ -78,6 +82,11 @@ fn work(job: &Job) -> Result<Report, String> {
     })
 }
 
+fn prepare(job: &Job) -> Result<Prepared, String> {
+    let ram = job.ram.ok_or("a budget is missing from the job")?;
+    Prepared::new(&job.model, ram, &context_options(job)).map_err(text)
+}
+
 fn text(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
@@ -91,39 +100,27 @@ enum Loaded {
 impl Loaded {
     fn new(job: &Job) -> Result<Loaded, String> {
         let mut hear = |done: f32| progress("loading", (done * 100.0) as usize, 100);
-        match (job.contender, job.ram) {
-            (Contender::Pinscope, Some(ram)) => {
-                let caching = Caching {
-                    policy: job.setup.policy,
-                    reader: job.setup.reader,
-                    step_aside: job.setup.step_aside,
-                };
-                Prepared::new(&job.model, ram, &context_options(job))
-                    .and_then(|prepared| prepared.load(caching, &mut hear))
-                    .map(Loaded::Budgeted)
-                    .map_err(text)
-            }
-            (Contender::Pinscope, None) => Err("a budget is missing from the job".into()),
-            (plain, _) => {
-                let mut go_on = |done| {
-                    hear(done);
-                    true
-                };
-                Model::load(
-                    &job.model,
-                    ModelOptions {
-                        repack: plain == Contender::ResidentRepacked,
-                        // Below the model's size reading it all at start is
-                        // work for nothing: it does not stay.
-                        read_ahead: plain != Contender::Mmap,
-                        progress: Some(&mut go_on),
-                        ..ModelOptions::default()
-                    },
-                )
-                .map(Loaded::Plain)
-                .map_err(text)
-            }
+        if job.contender == Contender::Pinscope {
+            let caching = Caching {
+                policy: job.setup.policy,
+                reader: job.setup.reader,
+                step_aside: job.setup.step_aside,
+            };
+            return prepare(job)?.load(caching, &mut hear).map(Loaded::Budgeted).map_err(text);
         }
+        let mut go_on = |done| {
+            hear(done);
+            true
+        };
+        let options = ModelOptions {
+            repack: job.contender == Contender::ResidentRepacked,
+            // Below the model's size, reading it all at start is work for
+            // nothing: it does not stay.
+            read_ahead: job.contender != Contender::Mmap,
+            progress: Some(&mut go_on),
+            ..ModelOptions::default()
+        };
+        Model::load(&job.model, options).map(Loaded::Plain).map_err(text)
     }
 
     fn model(&self) -> &Model {
