@@ -208,6 +208,30 @@ pub struct Reg {
     pub context: *mut c_void,
 }
 
+/// `ggml_vec_dot_t`: a row of weights times a quantised row.
+pub type VecDot = unsafe extern "C" fn(
+    n: i32,
+    out: *mut f32,
+    out_stride: usize,
+    weights: *const c_void,
+    weights_stride: usize,
+    input: *const c_void,
+    input_stride: usize,
+    rows: i32,
+);
+
+/// `ggml_from_float_t`: quantises `n` values.
+pub type FromFloat = unsafe extern "C" fn(*const f32, *mut c_void, n: i64);
+
+/// `struct ggml_type_traits_cpu`.
+#[repr(C)]
+pub struct TypeTraits {
+    pub from_float: Option<FromFloat>,
+    pub vec_dot: VecDot,
+    pub vec_dot_type: u32,
+    pub nrows: i64,
+}
+
 /// `struct gguf_context`; only ggml looks inside.
 #[repr(C)]
 pub struct Gguf {
@@ -236,6 +260,7 @@ extern "C" {
     pub fn ggml_graph_n_nodes(graph: *mut Graph) -> i32;
     pub fn ggml_graph_node(graph: *mut Graph, i: i32) -> *mut Tensor;
 
+    pub fn ggml_get_type_traits_cpu(type_: u32) -> *const TypeTraits;
     pub fn ggml_backend_register(reg: *mut Reg);
     pub fn ggml_backend_dev_by_type(type_: u32) -> *mut Device;
     pub fn ggml_backend_dev_name(device: *mut Device) -> *const c_char;
@@ -314,6 +339,7 @@ pub struct Numbers {
     pub reshape: u32,
     pub get_rows: u32,
     pub set_rows: u32,
+    pub custom: u32,
     pub f32: u32,
     pub i32: u32,
     pub i64: u32,
@@ -385,6 +411,7 @@ pub fn check() -> Result<Numbers, Incompatible> {
         reshape: op("RESHAPE")?,
         get_rows: op("GET_ROWS")?,
         set_rows: op("SET_ROWS")?,
+        custom: op("CUSTOM")?,
         f32: type_("f32")?,
         i32: type_("i32")?,
         i64: type_("i64")?,

@@ -13,6 +13,7 @@ use std::ffi::c_void;
 use crate::ffi::{self, Numbers, Tensor};
 
 use super::program::{Program, Source, Step};
+use super::rows::{self, Products, Work};
 
 /// Experts in one graph at most; bounds the tensors that it takes.
 pub const MAX_EXPERTS: usize = 256;
@@ -41,6 +42,7 @@ pub struct Workspace {
     scratch: Vec<u64>,
     used: usize,
     columns: Vec<u32>,
+    products: Vec<Box<Products>>,
     /// ggml's tensor and our result, for [`Workspace::copy_out`].
     outputs: Vec<(*mut Tensor, *mut Tensor)>,
 }
@@ -78,6 +80,7 @@ impl Workspace {
             scratch: Vec::new(),
             used: 0,
             columns: Vec::new(),
+            products: Vec::new(),
             outputs: Vec::new(),
         })
     }
@@ -88,6 +91,7 @@ impl Workspace {
         unsafe { ffi::ggml_graph_clear(self.graph) };
         self.tensors.clear();
         self.used = 0;
+        self.products.clear();
         self.outputs.clear();
         self.graph
     }
@@ -167,6 +171,9 @@ impl Workspace {
             }
             let result = self.rows(node.ne[0], p);
             match step.part {
+                Some(part) if program.tokens == 1 => {
+                    self.token_products(step, part, group, result, src[1], expert_data);
+                }
                 Some(part) => {
                     self.products(step, part, group, result, src[1], zeros, expert_data);
                 }
@@ -210,6 +217,53 @@ impl Workspace {
                 }
             }
         }
+    }
+
+    /// The products of all experts of the group for one token.
+    fn token_products(
+        &mut self,
+        step: &Step,
+        part: usize,
+        group: &[&ExpertColumns],
+        result: *mut Tensor,
+        input: *mut Tensor,
+        expert_data: &dyn Fn(usize, u32) -> *mut c_void,
+    ) {
+        // SAFETY: the program's node, its weights, and tensors of this
+        // workspace are alive.
+        let (weights, out, x) = unsafe { (*(*step.node).src[0], *result, *input) };
+        let shared = step.sources[1] == Source::Same;
+        let room = rows::quantised_bytes(weights.ne[0] as usize).next_multiple_of(ALIGN);
+        let rooms = self.allot(if shared { room } else { room * group.len() });
+        let columns = group.iter().enumerate().map(|(i, g)| {
+            let own = if shared { 0 } else { i };
+            rows::Column {
+                weights: expert_data(part, g.expert).cast(),
+                input: x.data.cast::<u8>().wrapping_add(own * x.nb[1]).cast(),
+                quantised: rooms.wrapping_add(own * room),
+                out: out.data.cast::<u8>().wrapping_add(i * out.nb[1]).cast(),
+            }
+        });
+        let mut products = Box::new(Products::new(&weights, columns.collect()));
+        let data: *mut Products = &mut *products;
+        self.products.push(products);
+        if matches!(step.sources[1], Source::Step { .. }) {
+            // An earlier node of this graph computes the input.
+            let mut node = blank(self.numbers.f32, [1, 1], [4, 4], rooms.cast());
+            node.op = self.numbers.custom;
+            node.op_params = rows::params(Work::Quantise, data);
+            let node = self.tensor(node);
+            self.add(node);
+        } else {
+            // SAFETY: the input is there, and the rooms are new.
+            unsafe { (*data).quantise(0, 1) };
+        }
+        // SAFETY: `result` is a tensor of this workspace.
+        unsafe {
+            (*result).op = self.numbers.custom;
+            (*result).op_params = rows::params(Work::Multiply, data);
+        }
+        self.add(result);
     }
 
     /// One product for each expert of the group, each on its own columns.
@@ -332,6 +386,10 @@ impl Workspace {
             // SAFETY: nodes and operands are alive.
             unsafe {
                 bytes += row(&*step.node);
+                if step.part.is_some() && program.tokens == 1 {
+                    let n = (*(*step.node).src[0]).ne[0] as usize;
+                    bytes += rows::quantised_bytes(n).next_multiple_of(ALIGN) * p;
+                }
                 for (source, &operand) in step.sources.iter().zip(&(*step.node).src) {
                     if matches!(source, Source::Token | Source::Column) {
                         bytes += row(&*operand);

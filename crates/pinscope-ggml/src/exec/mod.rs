@@ -7,6 +7,7 @@
 
 pub mod group;
 pub mod program;
+mod rows;
 
 use std::ffi::c_void;
 
