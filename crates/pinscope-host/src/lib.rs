@@ -5,11 +5,12 @@
 //! context, cannot load a model without allocating it and cannot keep
 //! llama.cpp from reading the whole file at start. PinScope needs all four.
 //!
-//! Unsafe code lives in `model`, `context`, `measure`, `sampler`, `log` and `wrap`.
+//! Unsafe code lives in `model`, `context`, `lora`, `measure`, `sampler`, `log` and `wrap`.
 
 mod chat;
 mod context;
 mod log;
+mod lora;
 mod measure;
 mod model;
 mod sampler;
@@ -19,6 +20,7 @@ pub mod wrap;
 pub use chat::ChatMessage;
 pub use context::{Context, ContextOptions, Logits};
 pub use log::{init, last_errors};
+pub use lora::Lora;
 pub use measure::{measure_context, ContextCost};
 pub use model::{Model, ModelOptions};
 pub use sampler::{Sampler, SamplerOptions};

@@ -327,7 +327,7 @@ pub(crate) fn text_from(fill: impl Fn(*mut c_char, i32) -> i32) -> Option<Vec<u8
     }
 }
 
-fn check_is_gguf(path: &Path) -> Result<(), String> {
+pub(crate) fn check_is_gguf(path: &Path) -> Result<(), String> {
     let mut file = std::fs::File::open(path).map_err(|e| e.to_string())?;
     if file.metadata().map_err(|e| e.to_string())?.is_dir() {
         return Err("it is a directory; give the GGUF file in it".into());

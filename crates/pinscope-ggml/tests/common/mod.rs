@@ -1,12 +1,14 @@
 //! Runs of tiny models, with and without the engine.
 
+#![allow(dead_code)] // each test binary uses its share
+
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pinscope::policy::PolicyKind;
 use pinscope::reader::ReaderKind;
 use pinscope_ggml::{read_map, Engine, EngineOptions};
-use pinscope_host::{Context, ContextOptions, Logits, Model, ModelOptions, Token};
+use pinscope_host::{Context, ContextOptions, HostError, Logits, Model, ModelOptions, Token};
 use pinscope_models::synth::{self, ExpertTypes, Shape};
 use sha2::{Digest, Sha256};
 
@@ -40,19 +42,22 @@ pub struct Outcome {
 
 /// Runs the forced token stream through `path` in this process, with whatever
 /// engine is active.
-pub fn run(path: &Path, threads: u32) -> Result<Outcome, pinscope_host::HostError> {
+pub fn run(path: &Path, threads: u32) -> Result<Outcome, HostError> {
+    run_with(path, ContextOptions { threads, threads_batch: threads, ..Default::default() }, None)
+}
+
+/// The same with a choice of context and a LoRA adapter.
+pub fn run_with(
+    path: &Path,
+    options: ContextOptions,
+    lora: Option<&Path>,
+) -> Result<Outcome, HostError> {
     let model = Model::load(path, ModelOptions::default())?;
-    let mut ctx = Context::new(
-        &model,
-        ContextOptions {
-            n_ctx: 512,
-            n_batch: 128,
-            n_ubatch: 64,
-            threads,
-            threads_batch: threads,
-            ..ContextOptions::default()
-        },
-    )?;
+    let options = ContextOptions { n_ctx: 512, n_batch: 128, n_ubatch: 64, ..options };
+    let mut ctx = Context::new(&model, options)?;
+    if let Some(lora) = lora {
+        ctx.set_loras(&[(model.load_lora(lora)?, 1.0)])?;
+    }
     let n = model.n_vocab();
     let mut stream = (0..PROMPT + DECODE).scan(12345u64, |x, _| {
         *x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -73,7 +78,7 @@ pub fn run(path: &Path, threads: u32) -> Result<Outcome, pinscope_host::HostErro
                 tokens.extend(best);
             }
         }
-        Ok::<_, pinscope_host::HostError>(())
+        Ok::<_, HostError>(())
     };
     let mut left = PROMPT;
     for size in [1, 7, 64, 100].into_iter().cycle() {
