@@ -316,14 +316,17 @@ mod tests {
 
     #[test]
     fn a_short_read_goes_on_where_it_stopped_before_anything_else() {
-        let (mut queue, files, chunks) = started(3 * CHUNK - 100);
+        let (mut queue, files, chunks) = started(5 * CHUNK - 100);
         assert!(queue.finish(chunks[0], Ok(2 * ALIGN + 512), &files).is_none());
         let rest = queue.pop().unwrap();
         let at = (2 * ALIGN as u64, ALIGN + 2 * ALIGN, CHUNK - 2 * ALIGN);
         assert_eq!((rest.offset, rest.dest, rest.len), at);
-        assert!(queue.finish(rest, Ok(rest.len), &files).is_none());
-        assert!(queue.finish(chunks[1], Ok(CHUNK), &files).is_none());
-        assert!(queue.finish(chunks[2], Ok(CHUNK), &files).unwrap().error.is_none());
+        for chunk in [chunks[2], rest, chunks[1]] {
+            assert!(queue.finish(chunk, Ok(chunk.len), &files).is_none());
+        }
+        let last = [queue.pop().unwrap(), queue.pop().unwrap()];
+        assert!(queue.finish(last[0], Ok(CHUNK), &files).is_none());
+        assert!(queue.finish(last[1], Ok(CHUNK), &files).unwrap().error.is_none());
     }
 
     #[test]

@@ -346,6 +346,24 @@ fn injected_faults_fail_requests_and_change_no_bytes_of_the_others() {
 }
 
 #[test]
+fn a_faulty_reader_reorders_what_is_ready_together() {
+    let f = Fixture::new(1 << 20);
+    let arena = arena(16 << 20);
+    let inner = open(f.files(), &arena, ReaderKind::Pread, serial());
+    let plan = FaultPlan { seed: 1, delay: 0.0, fail: 0.0, retry: 0.0, reorder: true };
+    let mut reader = FaultyReader::new(inner, plan);
+    let all = requests(&[(0, 1000, ReadClass::Demand); 20]);
+    // One thread completes them in order; several wait for a reap if it lags.
+    let reordered = (0..200).any(|_| {
+        all.iter().for_each(|r| reader.submit(*r).unwrap());
+        reader.kick();
+        std::thread::sleep(Duration::from_millis(2));
+        !drain(&mut reader).iter().map(|d| d.tag).is_sorted()
+    });
+    assert!(reordered);
+}
+
+#[test]
 fn a_thread_may_hand_reads_over_and_end() {
     let f = Fixture::new(4 << 20);
     for kind in kinds() {
