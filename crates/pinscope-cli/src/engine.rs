@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use pinscope::map::ExpertMap;
-use pinscope::memory::Footprint;
+use pinscope::memory::own_bytes;
 use pinscope::plan::{Fixed, Plan, RamTooSmall};
 use pinscope::policy::PolicyKind;
 use pinscope::reader::ReaderKind;
@@ -76,15 +76,14 @@ impl Prepared {
             threads_batch: context.threads_batch,
             ..ContextOptions::default()
         })?;
-        drop(skeleton);
         let fixed = Fixed {
             kv: cost.kv,
             compute: cost.compute,
             output: cost.output,
-            // The program, the vocabulary and the graph of a context without
-            // its buffers were all in memory just now.
-            process: Footprint::now()?.peak,
+            // The program and the vocabulary are in memory just now.
+            process: own_bytes()?,
         };
+        drop(skeleton);
         let plan = Plan::new(&map, fixed, ram);
         Ok(Self { path: path.to_owned(), map, n_ctx, plan })
     }
