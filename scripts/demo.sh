@@ -31,9 +31,7 @@ fi
 
 if [ ! -e "$model" ]; then
     say "Mixture of Experts (32 experts, 4 a token, about 2.7 GB)"
-    "$target/release/pinscope-models" upcycle --base "$base" --experts 32 --top-k 4 \
-        --text scripts/demo-text.txt "$model.part"
-    mv "$model.part" "$model"
+    "$target/release/pinscope-models" upcycle --base "$base" --experts 32 --top-k 4 "$model"
 fi
 
 say "Answer with --ram $ram: $prompt"

@@ -73,6 +73,7 @@ impl MemoryGroup {
         if !hands_memory_down {
             return Err(format!("{} does not delegate memory", parent.display()));
         }
+        remove_left_behind(parent);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let dir = parent.join(format!("pinscope-{}-{number}", std::process::id()));
         fs::create_dir(&dir).map_err(|e| format!("cannot make {}: {e}", dir.display()))?;
@@ -141,6 +142,18 @@ impl Drop for MemoryGroup {
                 }
                 _ => return,
             }
+        }
+    }
+}
+
+/// Removes the groups of programs that ended without doing so (Ctrl-C).
+fn remove_left_behind(parent: &Path) {
+    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let owner = name.to_str().and_then(|n| n.strip_prefix("pinscope-")?.split('-').next());
+        if owner.is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
+            // The kernel refuses where something still runs.
+            let _ = fs::remove_dir(entry.path());
         }
     }
 }
@@ -254,6 +267,19 @@ mod tests {
         let own = "4:memory:/docker/ab/inner\n";
         let found = candidate_parents(mounts, own);
         assert_eq!(found[0].0, PathBuf::from("/sys/fs/cgroup/memory/inner"));
+    }
+
+    #[test]
+    fn groups_of_ended_programs_are_removed_and_those_of_running_ones_kept() {
+        let parent = tempfile::tempdir().unwrap();
+        let mut child = Command::new("true").spawn().unwrap();
+        child.wait().unwrap();
+        let dir = |pid: u32| parent.path().join(format!("pinscope-{pid}-0"));
+        let other = parent.path().join("other");
+        [&dir(child.id()), &dir(std::process::id()), &other].map(|d| fs::create_dir(d).unwrap());
+        remove_left_behind(parent.path());
+        assert!(!dir(child.id()).exists());
+        assert!(dir(std::process::id()).exists() && other.exists());
     }
 
     /// Where this machine lets us make a group, a child that writes 40 MB of
