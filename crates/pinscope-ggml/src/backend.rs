@@ -3,6 +3,7 @@
 use std::ffi::{c_char, c_void};
 
 use crate::device;
+use crate::engine::Shared;
 use crate::exec::{ExecError, Executor};
 use crate::ffi::{self, Backend, Device, Graph, Reg};
 
@@ -73,7 +74,8 @@ unsafe extern "C" fn compute(backend: *mut Backend, graph: *mut Graph) -> i32 {
     // SAFETY: ggml passes our backend, and no other thread computes with it.
     let context = unsafe { &mut *(*backend).context.cast::<Context>() };
     let mut residency = shared.residency();
-    match context.executor.compute(graph, &shared.map, &mut residency, &device::is_ours) {
+    let Shared { map, routers, .. } = &*shared;
+    match context.executor.compute(graph, map, routers, &mut residency, &device::is_ours) {
         Ok(()) => ffi::STATUS_SUCCESS,
         Err(ExecError::Status(status)) => status,
         Err(e) => {

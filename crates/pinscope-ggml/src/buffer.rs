@@ -117,6 +117,10 @@ unsafe extern "C" fn alloc_tensors(
         unsafe {
             let base = buffer_context(buffer).base;
             ffi::ggml_backend_tensor_alloc(buffer, tensor, base.add(start).cast());
+            let shared = buffer_context(buffer).shared.as_ref();
+            if let (Some(shared), Some(n)) = (shared, device::numbers()) {
+                shared.routers.note(&*tensor, n.f32);
+            }
         }
     }
     buffer

@@ -8,6 +8,7 @@ use pinscope::reader::{ModelFiles, ReadError, ReaderKind};
 use pinscope::residency::{Residency, ResidencyError, ResidencyOptions, Stats};
 
 use crate::device;
+use crate::exec::predict::Routers;
 use crate::ffi::Incompatible;
 
 /// How an [`Engine`] is set up.
@@ -51,6 +52,7 @@ pub struct Engine {
 pub(crate) struct Shared {
     pub map: Arc<ExpertMap>,
     pub files: ModelFiles,
+    pub routers: Routers,
     residency: Mutex<Residency>,
     error: Mutex<Option<String>>,
 }
@@ -106,6 +108,7 @@ impl Engine {
         let shared = Arc::new(Shared {
             files: ModelFiles::open(map.files())?,
             map,
+            routers: Routers::default(),
             residency: Mutex::new(residency),
             error: Mutex::new(None),
         });

@@ -6,6 +6,7 @@
 //! in RAM first, the others as they land.
 
 pub mod group;
+pub(crate) mod predict;
 pub mod program;
 mod rows;
 
@@ -16,6 +17,7 @@ use pinscope::residency::{Demand, Residency, ResidencyError};
 
 use crate::ffi::{self, Numbers, Tensor};
 use group::{ExpertColumns, Workspace};
+use predict::Routers;
 use program::{Program, Source};
 
 /// What a computation ended with, other than success.
@@ -66,10 +68,11 @@ impl Executor {
         &mut self,
         graph: *mut ffi::Graph,
         map: &ExpertMap,
+        routers: &Routers,
         residency: &mut Residency,
         is_ours: &dyn Fn(&Tensor) -> bool,
     ) -> Result<(), ExecError> {
-        let result = self.compute_nodes(graph, map, residency, is_ours);
+        let result = self.compute_nodes(graph, map, routers, residency, is_ours);
         if result.is_err() {
             residency.abort();
         }
@@ -80,6 +83,7 @@ impl Executor {
         &mut self,
         graph: *mut ffi::Graph,
         map: &ExpertMap,
+        routers: &Routers,
         residency: &mut Residency,
         is_ours: &dyn Fn(&Tensor) -> bool,
     ) -> Result<(), ExecError> {
@@ -100,7 +104,8 @@ impl Executor {
                     let whole = (at, taken) == (0, nodes.len());
                     result = self
                         .plain(&nodes[plain..at])
-                        .and_then(|()| self.program(&program, map, residency, whole, graph));
+                        .and_then(|()| self.begin(&program, map, routers, residency))
+                        .and_then(|()| self.program(&program, residency, whole, graph));
                     at += taken;
                     plain = at;
                 }
@@ -130,20 +135,48 @@ impl Executor {
         }
     }
 
-    fn program(
+    /// Opens the pass: what is missing is asked for, and then what the next
+    /// layer will probably miss.
+    fn begin(
         &mut self,
         program: &Program,
         map: &ExpertMap,
+        routers: &Routers,
         residency: &mut Residency,
-        whole: bool,
-        graph: *mut ffi::Graph,
     ) -> Result<(), ExecError> {
-        let columns = self.columns_by_expert(program, map)?;
-        let demand: Vec<_> = columns
+        self.columns = self.columns_by_expert(program, map)?;
+        let demand: Vec<_> = self
+            .columns
             .iter()
             .map(|c| Demand { expert: c.expert, tokens: c.columns.len() as u32 })
             .collect();
         residency.begin(program.layer, program.tokens, &demand)?;
+        let next = program.layer + 1;
+        let Some(layer) = map.layers().get(next).filter(|_| program.tokens == 1) else {
+            return Ok(());
+        };
+        let shared = program.steps[0].sources[1] == Source::Same;
+        if shared && residency.lacks_some(next) {
+            // SAFETY: the first step is a product, whose input is alive and
+            // was computed before this graph.
+            let ranked = unsafe {
+                let input = &*(*program.steps[0].node).src[1];
+                let n_embd = input.ne[0] as usize;
+                routers.rank(&self.numbers, layer.index, program.k, input.data.cast(), n_embd)
+            };
+            residency.predict(next, &ranked)?;
+        }
+        Ok(())
+    }
+
+    fn program(
+        &mut self,
+        program: &Program,
+        residency: &mut Residency,
+        whole: bool,
+        graph: *mut ffi::Graph,
+    ) -> Result<(), ExecError> {
+        let columns = std::mem::take(&mut self.columns);
         let mut ready = std::mem::take(&mut self.ready);
         residency.take_ready(&mut ready)?;
         let result =

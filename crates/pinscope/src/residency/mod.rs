@@ -14,6 +14,8 @@
 //! more experts than there are slots (long prompts): those that do not fit
 //! wait until others are finished, so the pass runs in waves by itself.
 
+mod prefetch;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
@@ -49,6 +51,10 @@ pub struct Counters {
     pub bytes_read: u64,
     /// Time in which arithmetic waited for bytes, nanoseconds.
     pub wait_ns: u64,
+    /// Experts read before their layer asked for them.
+    pub prefetched: u64,
+    /// Of those, chosen by the router when their layer came.
+    pub prefetch_used: u64,
 }
 
 impl Counters {
@@ -68,6 +74,8 @@ impl Counters {
             misses: self.misses - earlier.misses,
             bytes_read: self.bytes_read - earlier.bytes_read,
             wait_ns: self.wait_ns - earlier.wait_ns,
+            prefetched: self.prefetched - earlier.prefetched,
+            prefetch_used: self.prefetch_used - earlier.prefetch_used,
         }
     }
 }
@@ -155,6 +163,15 @@ pub struct Residency {
     pools: Vec<Pool>,
     state: Vec<State>,
     in_use: Vec<bool>,
+    /// Experts that the next layer is predicted to need, and whether they were
+    /// prefetched for it: they give way only when nothing else can.
+    expected: Vec<(ExpertId, bool)>,
+    is_expected: Vec<bool>,
+    admission: prefetch::Admission,
+    /// Bytes on their way, and when the first of them was asked for.
+    on_the_way: u64,
+    asked: Instant,
+    asked_bytes: u64,
     pass: Pass,
     done: Vec<ReadDone>,
     stats: Stats,
@@ -225,6 +242,12 @@ impl Residency {
             pools,
             state: vec![State::Absent; ids],
             in_use: vec![false; ids],
+            expected: Vec::new(),
+            is_expected: vec![false; ids],
+            admission: prefetch::Admission::new(),
+            on_the_way: 0,
+            asked: Instant::now(),
+            asked_bytes: 0,
             pass: Pass::default(),
             done: Vec::new(),
             stats: Stats::default(),
@@ -269,6 +292,10 @@ impl Residency {
             }
             self.counters().tokens += tokens as u64;
         }
+        if self.pass.decode {
+            self.admission.layer_begins(Instant::now());
+        }
+        self.judge_predictions(layer, demand);
         for d in demand {
             let id = self.id(layer, d.expert);
             self.in_use[id.0 as usize] = true;
@@ -281,6 +308,9 @@ impl Residency {
                 State::Loading { .. } => {
                     self.counters().misses += 1;
                     self.pass.loading += 1;
+                    for part in 0..self.map.layers()[layer].parts.len() {
+                        self.reader.promote(u64::from(id.0) * PARTS_PER_EXPERT + part as u64);
+                    }
                 }
                 State::Absent => {
                     self.counters().misses += 1;
@@ -302,11 +332,13 @@ impl Residency {
     pub fn take_ready(&mut self, out: &mut Vec<u32>) -> Result<(), ResidencyError> {
         out.clear();
         let taken = self.collect(false).and_then(|()| {
-            while self.pass.ready.is_empty() && self.pass.loading > 0 {
-                let start = Instant::now();
-                let result = self.collect(true);
-                self.counters().wait_ns += start.elapsed().as_nanos() as u64;
-                result?;
+            // A slot may also come free when a prefetch lands.
+            while self.pass.ready.is_empty()
+                && (self.pass.loading > 0
+                    || (!self.pass.waiting.is_empty() && self.reader.outstanding() > 0))
+            {
+                self.wait()?;
+                self.load_waiting()?;
             }
             if self.pass.ready.is_empty() && !self.pass.waiting.is_empty() && self.pass.taken == 0 {
                 let layer = self.map.layers()[self.pass.layer].index;
@@ -320,6 +352,46 @@ impl Residency {
         }
         out.extend(self.pass.ready.drain(..));
         self.pass.taken += out.len();
+        Ok(())
+    }
+
+    /// Whether any expert of `layer` is not in RAM: else predictions are idle.
+    pub fn lacks_some(&self, layer: usize) -> bool {
+        let first = self.id(layer, 0).0 as usize;
+        let experts = self.map.layers()[layer].experts as usize;
+        self.state[first..first + experts].contains(&State::Absent)
+    }
+
+    /// Tells which experts of `layer`, the one after the open pass's, will
+    /// probably be needed, the most probable first. They are kept if they are
+    /// in RAM, and read if that costs the open pass nothing.
+    ///
+    /// # Errors
+    /// When the system refuses a read.
+    pub fn predict(&mut self, layer: usize, ranked: &[u32]) -> Result<(), ResidencyError> {
+        let class = self.layout.class_of_layer[layer];
+        let bytes = self.map.layers()[layer].expert_bytes();
+        // A few experts more than the layers in question need, or prefetches
+        // would only chase each other out.
+        let roomy = self.layout.classes[class].slots as usize > 4 * ranked.len();
+        let waiting = self.pass.waiting.len() as u64 * bytes;
+        let mut budget = self.admission.budget(self.on_the_way + waiting);
+        for &expert in ranked {
+            let id = self.id(layer, expert);
+            let mut prefetched = false;
+            self.is_expected[id.0 as usize] = true;
+            // Half an expert in time is worth it: the rest is on its way then.
+            if self.state[id.0 as usize] == State::Absent && roomy && budget * 2 >= bytes {
+                if let Some(slot) = self.slot_for(layer, expert) {
+                    self.load(layer, expert, slot, ReadClass::Prefetch)?;
+                    self.counters().prefetched += 1;
+                    budget = budget.saturating_sub(bytes);
+                    prefetched = true;
+                }
+            }
+            self.expected.push((id, prefetched));
+        }
+        self.reader.kick();
         Ok(())
     }
 
@@ -348,6 +420,8 @@ impl Residency {
         }
         self.pass = Pass::default();
         self.in_use.fill(false);
+        self.expected.clear();
+        self.is_expected.fill(false);
     }
 
     /// Address of a part's bytes of an expert that was taken and not finished.
@@ -372,6 +446,30 @@ impl Residency {
             Some(parts) => self.arena.ptr(parts[part] as usize),
             None => std::ptr::null_mut(),
         }
+    }
+
+    /// Compares what was predicted for `layer` with what it asks for.
+    fn judge_predictions(&mut self, layer: usize, demand: &[Demand]) {
+        for (id, prefetched) in std::mem::take(&mut self.expected) {
+            self.is_expected[id.0 as usize] = false;
+            let used = demand.iter().any(|d| self.id(layer, d.expert) == id);
+            if prefetched {
+                self.admission.judged(used);
+                self.counters().prefetch_used += u64::from(used);
+            }
+        }
+    }
+
+    /// Waits until something lands.
+    fn wait(&mut self) -> Result<(), ResidencyError> {
+        let start = Instant::now();
+        let result = self.collect(true);
+        let waited = start.elapsed();
+        self.counters().wait_ns += waited.as_nanos() as u64;
+        let all = self.on_the_way == 0;
+        let bytes = if all { self.asked_bytes } else { 0 };
+        self.admission.waited(waited, bytes, self.asked.elapsed());
+        result
     }
 
     fn counters(&mut self) -> &mut Counters {
@@ -421,10 +519,12 @@ impl Residency {
         if let Some(slot) = pool.free.pop() {
             return Some(slot);
         }
-        let (state, in_use) = (&self.state, &self.in_use);
-        let victim = pool.policy.victim(id, &|v: ExpertId| {
+        let (state, in_use, expected) = (&self.state, &self.in_use, &self.is_expected);
+        let busy = |v: ExpertId| {
             in_use[v.0 as usize] || !matches!(state[v.0 as usize], State::Resident { .. })
-        })?;
+        };
+        let wanted = |v: ExpertId| expected[v.0 as usize] || busy(v);
+        let victim = pool.policy.victim(id, &wanted).or_else(|| pool.policy.victim(id, &busy))?;
         pool.policy.on_remove(victim);
         let State::Resident { slot } =
             std::mem::replace(&mut self.state[victim.0 as usize], State::Absent)
@@ -458,6 +558,11 @@ impl Residency {
                 class,
             })?;
             self.counters().bytes_read += part.bytes;
+            if self.on_the_way == 0 {
+                (self.asked, self.asked_bytes) = (Instant::now(), 0);
+            }
+            self.on_the_way += part.bytes;
+            self.asked_bytes += part.bytes;
         }
         Ok(())
     }
@@ -471,6 +576,9 @@ impl Residency {
             let id = (read.tag / PARTS_PER_EXPERT) as usize;
             let State::Loading { slot, parts, failed } = self.state[id] else { continue };
             let failed = failed || read.result.is_err();
+            let per_layer = self.map.experts_per_layer() as usize;
+            let part = (read.tag % PARTS_PER_EXPERT) as usize;
+            self.on_the_way -= self.map.layers()[id / per_layer].parts[part].bytes;
             if result.is_ok() && self.in_use[id] {
                 result = read.result;
             }
