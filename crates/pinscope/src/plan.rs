@@ -219,7 +219,7 @@ mod tests {
     }
 
     fn fixed() -> Fixed {
-        Fixed { kv: 4 * MIB, compute: 3 * MIB, output: 2 * MIB, vocab: MIB }
+        Fixed { kv: 4 * MIB, compute: 3 * MIB, output: 2 * MIB, process: 25 * MIB }
     }
 
     /// 10 + 4 + 3 + 2 + 25 + 24.
