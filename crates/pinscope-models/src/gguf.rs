@@ -29,25 +29,49 @@ impl TensorType {
     /// Microscaling 4-bit floats, blocks of 32.
     pub const MXFP4: Self = Self(sys::GGML_TYPE_MXFP4);
 
+    /// 16-bit floats with an 8-bit exponent.
+    pub const BF16: Self = Self(sys::GGML_TYPE_BF16);
+    /// 4-bit blocks of 32.
+    pub const Q4_0: Self = Self(sys::GGML_TYPE_Q4_0);
+    /// 2-bit super-blocks of 256.
+    pub const Q2_K: Self = Self(sys::GGML_TYPE_Q2_K);
+    /// 3-bit super-blocks of 256.
+    pub const Q3_K: Self = Self(sys::GGML_TYPE_Q3_K);
+    /// 5-bit super-blocks of 256.
+    pub const Q5_K: Self = Self(sys::GGML_TYPE_Q5_K);
+    /// 6-bit super-blocks of 256.
+    pub const Q6_K: Self = Self(sys::GGML_TYPE_Q6_K);
+    /// 4-bit super-blocks of 256 with a non-linear grid.
+    pub const IQ4_XS: Self = Self(sys::GGML_TYPE_IQ4_XS);
+
     /// Every type that weights can be written in.
     pub const WRITABLE: [Self; 12] = [
         Self::F32,
         Self::F16,
-        Self(sys::GGML_TYPE_BF16),
-        Self(sys::GGML_TYPE_Q4_0),
+        Self::BF16,
+        Self::Q4_0,
         Self::Q8_0,
-        Self(sys::GGML_TYPE_Q2_K),
-        Self(sys::GGML_TYPE_Q3_K),
+        Self::Q2_K,
+        Self::Q3_K,
         Self::Q4_K,
-        Self(sys::GGML_TYPE_Q5_K),
-        Self(sys::GGML_TYPE_Q6_K),
-        Self(sys::GGML_TYPE_IQ4_XS),
+        Self::Q5_K,
+        Self::Q6_K,
+        Self::IQ4_XS,
         Self::MXFP4,
     ];
 
     /// The writable type of that name (`Q4_K`, `f16`, ...), whatever its case.
-    pub fn named(name: &str) -> Option<Self> {
-        Self::WRITABLE.into_iter().find(|t| t.name().eq_ignore_ascii_case(name))
+    ///
+    /// # Errors
+    /// [`Error::Usage`] with all names when there is none.
+    pub fn parse(name: &str) -> Result<Self, Error> {
+        let same = |ty: &Self| ty.name().eq_ignore_ascii_case(name);
+        Self::WRITABLE.into_iter().find(same).ok_or_else(|| {
+            let names = Self::WRITABLE.map(Self::name).join(", ");
+            Error::Usage(format!(
+                "'{name}' is not a type that can be written; choose one of: {names}"
+            ))
+        })
     }
 
     /// ggml's name of the type.
@@ -99,9 +123,9 @@ impl TensorType {
     /// If `bytes` is not a whole number of blocks or ggml cannot decode the type.
     pub fn decode(self, bytes: &[u8]) -> Vec<f32> {
         if self == Self::F32 {
-            let (words, rest) = bytes.as_chunks::<4>();
-            assert!(rest.is_empty(), "whole floats only");
-            return words.iter().map(|w| f32::from_le_bytes(*w)).collect();
+            let words = bytes.chunks_exact(4);
+            assert!(words.remainder().is_empty(), "whole floats only");
+            return words.map(|w| f32::from_le_bytes([w[0], w[1], w[2], w[3]])).collect();
         }
         let elements = bytes.len() / self.bytes(self.block()) * self.block();
         assert_eq!(self.bytes(elements), bytes.len(), "whole blocks only");
@@ -240,13 +264,16 @@ impl Header {
         }
     }
 
-    /// The `u32` under `key`, if there is one.
-    pub fn get_u32(&self, key: &str) -> Option<u32> {
+    /// The unsigned 16- or 32-bit integer under `key`, if there is one.
+    pub fn get_integer(&self, key: &str) -> Option<u32> {
         let id = self.find(key)?;
         // SAFETY: `id` is valid, and the type is checked before the typed read.
         unsafe {
-            (sys::gguf_get_kv_type(self.0, id) == sys::GGUF_TYPE_UINT32)
-                .then(|| sys::gguf_get_val_u32(self.0, id))
+            match sys::gguf_get_kv_type(self.0, id) {
+                sys::GGUF_TYPE_UINT16 => Some(sys::gguf_get_val_u16(self.0, id).into()),
+                sys::GGUF_TYPE_UINT32 => Some(sys::gguf_get_val_u32(self.0, id)),
+                _ => None,
+            }
         }
     }
 
@@ -360,7 +387,7 @@ mod tests {
             let error: f32 = values.iter().zip(&decoded).map(|(a, b)| (a - b).powi(2)).sum();
             let power: f32 = values.iter().map(|a| a * a).sum();
             assert!(error / power < 0.15, "{ty}: relative error {}", error / power);
-            assert_eq!(TensorType::named(&ty.name().to_lowercase()), Some(ty));
+            assert_eq!(TensorType::parse(&ty.name().to_lowercase()).unwrap(), ty);
         }
     }
 
@@ -380,9 +407,9 @@ mod tests {
         std::fs::write(file.path(), header.to_bytes()).unwrap();
         let read = Header::open(file.path()).unwrap();
         assert_eq!(read.tensors(), [info]);
-        assert_eq!(read.get_u32("llama.expert_count"), Some(8));
+        assert_eq!(read.get_integer("llama.expert_count"), Some(8));
         assert_eq!(read.get_str("general.architecture").as_deref(), Some("llama"));
-        assert_eq!(read.get_u32("general.architecture"), None);
+        assert_eq!(read.get_integer("general.architecture"), None);
     }
 
     #[test]

@@ -4,8 +4,10 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use pinscope_models::gguf::TensorType;
 use pinscope_models::routing::{self, Figures};
 use pinscope_models::synth::{self, ExpertTypes, Shape};
+use pinscope_models::upcycle::{self, Stage};
 use pinscope_models::Error;
 
 #[derive(Parser)]
@@ -19,8 +21,43 @@ struct Cli {
 enum Command {
     /// Write a model of a published shape with random weights and realistic routing
     Synth(SynthArgs),
+    /// Make a Mixture of Experts of a dense llama-architecture model
+    Upcycle(UpcycleArgs),
     /// Measure how a Mixture-of-Experts model routes a text
     Routing(RoutingArgs),
+}
+
+#[derive(clap::Args)]
+struct UpcycleArgs {
+    /// The dense model, such as SmolLM2-135M-Instruct
+    #[arg(long)]
+    base: PathBuf,
+    /// The file to write
+    out: PathBuf,
+    /// Text that the routers shall fit; a mixed one that is built in if absent
+    #[arg(long)]
+    text: Option<PathBuf>,
+    /// Experts in a layer
+    #[arg(long, default_value_t = 32)]
+    experts: u32,
+    /// Experts that a token uses
+    #[arg(long, default_value_t = 4)]
+    top_k: u32,
+    /// Perturbation of the experts, in standard deviations of the weights
+    #[arg(long, default_value_t = 0.05)]
+    noise: f32,
+    /// Sharpness of the routers
+    #[arg(long, default_value_t = 12.0)]
+    temp: f32,
+    /// Type of the experts (a ggml type)
+    #[arg(long = "type", default_value = "Q8_0")]
+    ty: String,
+    /// Read at most this many tokens of the text
+    #[arg(long, default_value_t = 16_000)]
+    tokens: usize,
+    /// Seed of clusters and perturbations
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
 }
 
 #[derive(clap::Args)]
@@ -63,6 +100,7 @@ struct SynthArgs {
 enum Unit {
     Bytes,
     Tokens,
+    Layers,
 }
 
 /// A bar on a terminal, nothing elsewhere.
@@ -70,6 +108,7 @@ fn progress_bar(unit: Unit) -> impl FnMut(u64, u64) {
     let template = match unit {
         Unit::Bytes => "{bar:40} {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left",
         Unit::Tokens => "{bar:40} {pos} of {len} tokens, {eta} left",
+        Unit::Layers => "{bar:40} {pos} of {len} layers, {eta} left",
     };
     let style = indicatif::ProgressStyle::with_template(template).expect("a valid template");
     let bar = indicatif::ProgressBar::no_length().with_style(style);
@@ -98,6 +137,30 @@ fn synth(args: SynthArgs) -> Result<(), Error> {
     for file in synth::write(&shape, &options, &args.out, &mut progress_bar(Unit::Bytes))? {
         println!("{}", file.display());
     }
+    Ok(())
+}
+
+fn upcycle(args: UpcycleArgs) -> Result<(), Error> {
+    let text = read_text(args.text.as_deref())?;
+    let options = upcycle::Options {
+        experts: args.experts,
+        top_k: args.top_k,
+        noise: args.noise,
+        temperature: args.temp,
+        ty: TensorType::parse(&args.ty)?,
+        tokens: args.tokens,
+        seed: args.seed,
+    };
+    let mut reading = progress_bar(Unit::Tokens);
+    let mut clustering = progress_bar(Unit::Layers);
+    let mut writing = progress_bar(Unit::Bytes);
+    let mut progress = |stage, done, total| match stage {
+        Stage::Reading => reading(done, total),
+        Stage::Clustering => clustering(done, total),
+        Stage::Writing => writing(done, total),
+    };
+    let file = upcycle::upcycle(&args.base, &text, &options, &args.out, &mut progress)?;
+    println!("{}", file.display());
     Ok(())
 }
 
@@ -148,8 +211,11 @@ fn read_text(path: Option<&Path>) -> Result<String, Error> {
 }
 
 fn main() -> ExitCode {
+    // Keeps llama.cpp's log off the terminal.
+    pinscope_host::init();
     let result = match Cli::parse().command {
         Command::Synth(args) => synth(args),
+        Command::Upcycle(args) => upcycle(args),
         Command::Routing(args) => routing(args),
     };
     match result {

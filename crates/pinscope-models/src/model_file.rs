@@ -107,20 +107,69 @@ pub fn write_model(
     files.into_iter().map(PartialFile::publish).collect()
 }
 
-/// Reads the data of one tensor of an unsplit model.
-///
-/// # Errors
-/// When the file ends before the tensor does, or cannot be read.
-pub fn read_tensor(
-    path: &Path,
-    header: &Header,
-    tensors: &[TensorInfo],
-    index: usize,
-) -> Result<Vec<u8>, Error> {
-    let file = File::open(path).map_err(|e| Error::read(path, e))?;
-    let mut bytes = vec![0u8; tensors[index].bytes()];
-    file.read_exact_at(&mut bytes, header.file_offset(index)).map_err(|e| Error::read(path, e))?;
-    Ok(bytes)
+/// A model on disk, in one file or in parts, whose tensors can be read.
+pub struct StoredModel {
+    /// The header of the (first) file.
+    pub header: Header,
+    /// All tensors, those of the first file first.
+    pub tensors: Vec<TensorInfo>,
+    /// For each tensor its file and the offset of its data.
+    places: Vec<(PathBuf, u64)>,
+}
+
+impl StoredModel {
+    /// Reads the headers of the model whose (first) file is `path`.
+    ///
+    /// # Errors
+    /// When a file is missing or no GGUF, or `path` is a part but not the first.
+    pub fn open(path: &Path) -> Result<Self, Error> {
+        let header = Header::open(path)?;
+        let mut model = Self { header, tensors: Vec::new(), places: Vec::new() };
+        let parts = model.header.get_integer("split.count").unwrap_or(1).max(1);
+        let mut names = vec![path.to_path_buf()];
+        if parts > 1 {
+            let name = path.to_string_lossy();
+            let prefix = name.strip_suffix(&format!("-00001-of-{parts:05}.gguf"));
+            let prefix = prefix.ok_or_else(|| {
+                Error::bad_model(path, format!("one of {parts} parts; give the first of them"))
+            })?;
+            names = part_names(Path::new(&format!("{prefix}.gguf")), parts);
+        }
+        for name in names {
+            let header = Header::open(&name)?;
+            for (index, info) in header.tensors().into_iter().enumerate() {
+                model.tensors.push(info);
+                model.places.push((name.clone(), header.file_offset(index)));
+            }
+        }
+        Ok(model)
+    }
+
+    /// The position of a tensor in [`Self::tensors`].
+    pub fn position(&self, name: &str) -> Option<usize> {
+        self.tensors.iter().position(|t| t.name == name)
+    }
+
+    /// The data of tensor `index`.
+    ///
+    /// # Errors
+    /// When the file ends before the tensor does, or cannot be read.
+    pub fn read(&self, index: usize) -> Result<Vec<u8>, Error> {
+        let (path, offset) = &self.places[index];
+        let mut bytes = vec![0u8; self.tensors[index].bytes()];
+        File::open(path)
+            .and_then(|file| file.read_exact_at(&mut bytes, *offset))
+            .map_err(|e| Error::read(path, e))?;
+        Ok(bytes)
+    }
+
+    /// The values of tensor `index` as floats.
+    ///
+    /// # Errors
+    /// As for [`Self::read`].
+    pub fn floats(&self, index: usize) -> Result<Vec<f32>, Error> {
+        Ok(self.tensors[index].ty.decode(&self.read(index)?))
+    }
 }
 
 #[cfg(test)]
@@ -167,17 +216,19 @@ mod tests {
             &mut |_, _| (),
         )
         .unwrap();
-        let mut seen = Vec::new();
-        for name in names {
-            let header = Header::open(&name).unwrap();
-            let bytes = std::fs::read(&name).unwrap();
-            for (i, info) in header.tensors().into_iter().enumerate() {
-                let at = header.file_offset(i) as usize;
-                seen.push((info.name, bytes[at..at + 4 * info.ne[0] as usize].to_vec()));
-            }
-        }
+        assert_eq!(names.len(), 2);
+        let model = StoredModel::open(&names[0]).unwrap();
+        let seen: Vec<_> =
+            (0..3).map(|i| (model.tensors[i].name.clone(), model.read(i).unwrap())).collect();
         let expected = [("t0", vec![1; 12]), ("t1", vec![2; 20]), ("t2", vec![3; 8])];
         assert_eq!(seen, expected.map(|(n, b)| (n.to_string(), b)));
+        // The same without the reader: the data of t1 lies behind the second header or the first.
+        let found = names
+            .iter()
+            .any(|name| std::fs::read(name).unwrap().windows(20).any(|window| window == [2; 20]));
+        assert!(found);
+        let error = StoredModel::open(&names[1]).err().unwrap().to_string();
+        assert!(error.contains("give the first"), "{error}");
     }
 
     #[test]

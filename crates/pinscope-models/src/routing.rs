@@ -9,8 +9,7 @@ use pinscope_host::{Model, ModelOptions, TensorView};
 use serde::Serialize;
 
 use crate::error::Error;
-use crate::gguf::Header;
-use crate::model_file::read_tensor;
+use crate::model_file::StoredModel;
 use crate::states::{run_over, ByLayer};
 
 /// Window in which distinct experts are counted.
@@ -153,25 +152,20 @@ pub fn measure(
 /// The routers that choose simply the k greatest of W x + b.
 fn routers(path: &Path) -> Result<ByLayer<Router>, Error> {
     let mut found = ByLayer::new();
-    let header = Header::open(path)?;
-    let infos = header.tensors();
-    let position = |name: &str| infos.iter().position(|t| t.name == name);
-    for (index, info) in infos.iter().enumerate() {
+    let model = StoredModel::open(path)?;
+    for (index, info) in model.tensors.iter().enumerate() {
         let layer = info.name.strip_prefix("blk.");
         let layer = layer.and_then(|n| n.strip_suffix(".ffn_gate_inp.weight"));
         let Some(layer) = layer.and_then(|n| n.parse::<u32>().ok()) else {
             continue;
         };
-        if position(&format!("blk.{layer}.exp_probs_b.bias")).is_some() {
+        if model.position(&format!("blk.{layer}.exp_probs_b.bias")).is_some() {
             continue;
         }
-        let values = |index: usize| -> Result<Vec<f32>, Error> {
-            Ok(infos[index].ty.decode(&read_tensor(path, &header, &infos, index)?))
-        };
-        let weights = values(index)?;
+        let weights = model.floats(index)?;
         let rows: Vec<_> = weights.chunks(info.ne[0] as usize).map(<[f32]>::to_vec).collect();
-        let bias = match position(&format!("blk.{layer}.ffn_gate_inp.bias")) {
-            Some(bias) => values(bias)?,
+        let bias = match model.position(&format!("blk.{layer}.ffn_gate_inp.bias")) {
+            Some(bias) => model.floats(bias)?,
             None => vec![0.0; rows.len()],
         };
         found.insert(layer, Router { rows, bias });

@@ -27,9 +27,8 @@ pub enum Content {
     Constant(f32),
     /// Independent normal values of this standard deviation.
     Gaussian(f32),
-    /// Rows of independent normal values, plus in each row the direction that
-    /// all embeddings share times `shift`, a normal value of its own with this mean and
-    /// standard deviation.
+    /// Rows of independent normal values, plus in each row a multiple of the direction
+    /// that all token embeddings share; the factor is a normal value too.
     Directed {
         /// Standard deviation of the independent part.
         spread: f32,
@@ -125,5 +124,50 @@ impl Filler {
             left -= take;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const EMBD: usize = 64;
+
+    /// The values of a tensor of 256 rows.
+    fn values(ty: TensorType, content: &Content) -> Vec<f32> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("t");
+        let info = TensorInfo { name: "t".into(), ty, ne: vec![EMBD as u64, 256] };
+        let mut file = PartialFile::create(&path, info.bytes() as u64).unwrap();
+        Filler::new(7, EMBD).fill(&info, content, &mut file).unwrap();
+        file.publish().unwrap();
+        ty.decode(&std::fs::read(&path).unwrap())
+    }
+
+    fn deviation(values: &[f32]) -> f32 {
+        (values.iter().map(|v| v * v).sum::<f32>() / values.len() as f32).sqrt()
+    }
+
+    #[test]
+    fn gaussian_values_have_the_asked_deviation_in_every_type() {
+        for ty in TensorType::WRITABLE {
+            let values = values(ty, &Content::Gaussian(0.25));
+            let mean = values.iter().sum::<f32>() / values.len() as f32;
+            assert!((deviation(&values) - 0.25).abs() < 0.025, "{ty}: {}", deviation(&values));
+            assert!(mean.abs() < 0.01, "{ty}: mean {mean}");
+        }
+    }
+
+    #[test]
+    fn embeddings_share_a_direction_of_the_asked_length() {
+        let content = Content::Directed { spread: 1.0, mean: 0.6, skew: 0.0 };
+        let values = values(TensorType::F32, &content);
+        let rows = values.len() / EMBD;
+        let mut mean = vec![0f32; EMBD];
+        for row in values.chunks(EMBD) {
+            mean.iter_mut().zip(row).for_each(|(m, v)| *m += v / rows as f32);
+        }
+        // 0.6 plus the noise of 256 rows: sqrt(0.36 + 1/256) = 0.603.
+        assert!((deviation(&mean) - 0.603).abs() < 0.03, "{}", deviation(&mean));
     }
 }

@@ -15,7 +15,9 @@ pub use fill::Content;
 pub use shape::{Arch, Latent, Realism, Shape};
 
 use crate::error::Error;
-use crate::gguf::TensorType;
+#[cfg(test)]
+use crate::gguf::Value;
+use crate::gguf::{Header, TensorType};
 use crate::model_file::{write_model, Progress};
 use fill::Filler;
 
@@ -37,13 +39,7 @@ impl std::str::FromStr for ExpertTypes {
         if text.eq_ignore_ascii_case("mixed") {
             return Ok(Self::Mixed);
         }
-        TensorType::named(text).map(Self::All).ok_or_else(|| {
-            let names: Vec<_> = TensorType::WRITABLE.iter().map(|t| t.name()).collect();
-            Error::Usage(format!(
-                "no writable type is called '{text}'; choose mixed or one of: {}",
-                names.join(", ")
-            ))
-        })
+        TensorType::parse(text).map(Self::All)
     }
 }
 
@@ -74,15 +70,36 @@ pub fn write(
     out: &Path,
     progress: Progress,
 ) -> Result<Vec<PathBuf>, Error> {
+    write_with(shape, &plan::values(shape), options, out, progress)
+}
+
+fn write_with(
+    shape: &Shape,
+    values: &Header,
+    options: &Options,
+    out: &Path,
+    progress: Progress,
+) -> Result<Vec<PathBuf>, Error> {
     let plan = plan::tensors(shape, options.experts)?;
     let infos: Vec<_> = plan.iter().map(|(info, _)| info.clone()).collect();
     let mut filler = Filler::new(options.seed, shape.embd as usize);
     write_model(
         out,
-        &plan::values(shape),
+        values,
         &infos,
         options.parts,
         |index, file| filler.fill(&infos[index], &plan[index].1, file),
         progress,
     )
+}
+
+/// A small dense model of the llama architecture.
+#[cfg(test)]
+pub(crate) fn write_dense(out: &Path) {
+    let shape = Shape::named("tiny-mixtral").expect("it exists");
+    let shape = Shape { dense_layers: shape.layers, ..shape };
+    let mut values = plan::values(&shape);
+    values.set("llama.expert_count", &Value::U32(0));
+    values.set("llama.expert_used_count", &Value::U32(0));
+    write_with(&shape, &values, &Options::default(), out, &mut |_, _| ()).expect("written");
 }

@@ -8,7 +8,15 @@ use crate::gguf::{Header, TensorInfo, TensorType, Value};
 use crate::tokens::{Vocabulary, CHAT_TEMPLATE};
 
 /// Types that the files of [`ExpertTypes::Mixed`] go through.
-const MIXED: [&str; 7] = ["Q4_K", "Q6_K", "Q8_0", "MXFP4", "F16", "Q5_K", "Q4_0"];
+const MIXED: [TensorType; 7] = [
+    TensorType::Q4_K,
+    TensorType::Q6_K,
+    TensorType::Q8_0,
+    TensorType::MXFP4,
+    TensorType::F16,
+    TensorType::Q5_K,
+    TensorType::Q4_0,
+];
 
 /// llama.cpp's number for sigmoid routing.
 const SIGMOID: u32 = 2;
@@ -190,8 +198,7 @@ impl Plan<'_> {
             ExpertTypes::Shape => self.shape.expert_type,
             ExpertTypes::All(ty) => ty,
             ExpertTypes::Mixed => {
-                let types = MIXED.iter().filter_map(|name| TensorType::named(name));
-                let fitting: Vec<_> = types.filter(fits).collect();
+                let fitting: Vec<_> = MIXED.into_iter().filter(fits).collect();
                 fitting[turn % fitting.len()]
             }
         };

@@ -115,7 +115,7 @@ pub struct Shape {
 }
 
 const REALISM: Realism =
-    Realism { mean: 0.6, skew: 1.0, router: 2.0, attention: 0.5, experts: 0.5 };
+    Realism { mean: 0.61, skew: 2.45, router: 2.0, attention: 0.34, experts: 0.28 };
 
 const QWEN3_30B_A3B: Shape = Shape {
     name: "qwen3-30b-a3b",
@@ -266,7 +266,7 @@ const ALL: [Shape; 11] = [
         ..TINY_QWEN3MOE
     },
     TINY_DEEPSEEK2,
-    Shape { name: "tiny-olmoe", arch: Arch::Olmoe, experts: 16, ..TINY_QWEN3MOE },
+    Shape { name: "tiny-olmoe", arch: Arch::Olmoe, kv_heads: 4, experts: 16, ..TINY_QWEN3MOE },
     Shape { name: "tiny-fused", fused: true, ..TINY_DEEPSEEK2 },
 ];
 
