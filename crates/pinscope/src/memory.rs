@@ -352,14 +352,11 @@ mod tests {
     }
 
     #[test]
-    fn own_bytes_grow_by_what_is_written() {
-        let before = own_bytes().unwrap();
+    fn own_bytes_are_the_program_and_what_it_wrote() {
+        let program = fs::metadata("/proc/self/exe").unwrap().len();
+        // Other tests use memory meanwhile, so only the least is certain.
         let block = std::hint::black_box(vec![1u8; 16 << 20]);
-        let after = own_bytes().unwrap();
-        // Other tests of this process use some memory meanwhile.
-        let grown = after.saturating_sub(before);
-        assert!((15 << 20..24 << 20).contains(&grown), "{grown}");
-        drop(block);
+        assert!(own_bytes().unwrap() >= program + block.len() as u64);
     }
 
     #[test]
