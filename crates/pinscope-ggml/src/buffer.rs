@@ -78,7 +78,7 @@ unsafe extern "C" fn alloc_tensors(
     let is_expert =
         |t: &Tensor| shared.as_ref().is_some_and(|s| s.map.expert_tensor(t.name()).is_some());
     let mut place = Vec::with_capacity(tensors.len());
-    let mut end = 0;
+    let mut end = 0usize;
     let mut memory = 0;
     for experts in [false, true] {
         for &tensor in tensors {
@@ -93,7 +93,7 @@ unsafe extern "C" fn alloc_tensors(
             let info = shared.as_ref().and_then(|s| s.map.tensor(t.name()));
             let start = match info {
                 Some(info) => next_page(end) + (info.offset as usize) % PAGE,
-                None => (end as usize).next_multiple_of(ALIGNMENT),
+                None => end.next_multiple_of(ALIGNMENT),
             };
             place.push((tensor, start));
             // SAFETY: alive, see above.

@@ -22,6 +22,8 @@ pub const MAX_COLUMNS: usize = 512;
 /// Nodes that a graph has room for: a product for each expert and part, and
 /// the other steps.
 pub const MAX_NODES: usize = MAX_EXPERTS * 4 + 64;
+/// Parts of an expert are three at most; twice that is room enough.
+const MAX_PRODUCTS: usize = 8;
 const ALIGN: usize = 64;
 
 /// Columns of one expert, as positions `token * k + choice`.
@@ -42,7 +44,8 @@ pub struct Workspace {
     scratch: Vec<u64>,
     used: usize,
     columns: Vec<u32>,
-    products: Vec<Box<Products>>,
+    /// Nodes hold their addresses: the vector never grows.
+    products: Vec<Products>,
     /// ggml's tensor and our result, for [`Workspace::copy_out`].
     outputs: Vec<(*mut Tensor, *mut Tensor)>,
 }
@@ -80,7 +83,7 @@ impl Workspace {
             scratch: Vec::new(),
             used: 0,
             columns: Vec::new(),
-            products: Vec::new(),
+            products: Vec::with_capacity(MAX_PRODUCTS),
             outputs: Vec::new(),
         })
     }
@@ -244,9 +247,9 @@ impl Workspace {
                 out: out.data.cast::<u8>().wrapping_add(i * out.nb[1]).cast(),
             }
         });
-        let mut products = Box::new(Products::new(&weights, columns.collect()));
-        let data: *mut Products = &mut *products;
-        self.products.push(products);
+        assert!(self.products.len() < MAX_PRODUCTS, "too many products for one graph");
+        self.products.push(Products::new(&weights, columns.collect()));
+        let data = self.products.last_mut().map_or(std::ptr::null_mut(), std::ptr::from_mut);
         if matches!(step.sources[1], Source::Step { .. }) {
             // An earlier node of this graph computes the input.
             let mut node = blank(self.numbers.f32, [1, 1], [4, 4], rooms.cast());

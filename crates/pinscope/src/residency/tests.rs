@@ -32,7 +32,7 @@ fn model(dir: &Path) -> (Arc<ExpertMap>, Vec<u8>) {
                 ne: [1, 1, EXPERTS.into(), 1],
             });
             let seed = bytes.len();
-            bytes.extend((0..size).map(|i| ((i + seed) * 2_654_435_761 >> 13) as u8));
+            bytes.extend((0..size).map(|i| (((i + seed) * 2_654_435_761) >> 13) as u8));
         }
     }
     let path = dir.join("model");
