@@ -11,6 +11,7 @@ mod launch;
 mod plan_cmd;
 mod ram;
 mod run;
+mod spin;
 mod style;
 mod text;
 mod threads;
@@ -28,6 +29,7 @@ use crate::args::{with_llama_spelling, Cli, Command};
 use crate::generate::GenerateError;
 
 fn main() -> ExitCode {
+    spin::limit();
     // Before ggml, which reads headers too, prints anything.
     pinscope_host::init();
     let result = match Cli::parse_from(with_llama_spelling(std::env::args_os())).command {

@@ -1,9 +1,9 @@
 //! Computes the sub-graphs that ggml's scheduler hands to the device.
 //!
-//! Where every expert of a layer lies as it does in the file, the sub-graph is
-//! computed as it is, with the weights' address put right. Otherwise the
-//! layer's program (see [`program`]) is computed in groups of experts: those
-//! in RAM first, the others as they land.
+//! The layer's program (see [`program`]) is computed in groups of experts:
+//! those in RAM first, the others as they land. For prompts there is a shorter
+//! way where every expert of the layer lies as it does in the file: then ggml
+//! computes the sub-graph as it is, with the weights' address put right.
 
 pub mod group;
 pub(crate) mod predict;
@@ -101,7 +101,7 @@ impl Executor {
         while at < nodes.len() && result.is_ok() {
             match program::find(&self.numbers, map, is_ours, &nodes[at..]) {
                 Some((program, taken)) => {
-                    let whole = (at, taken) == (0, nodes.len());
+                    let whole = (at, taken) == (0, nodes.len()) && program.tokens > 1;
                     result = self
                         .plain(&nodes[plain..at])
                         .and_then(|()| self.begin(&program, map, routers, residency))

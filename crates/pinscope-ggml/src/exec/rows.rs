@@ -3,7 +3,7 @@
 //! ggml's own operation for this costs a few barriers and a re-quantised input
 //! for every expert and part, which is a fortieth of a token's time when a
 //! layer's experts lie scattered in the arena. Here all experts of a group are
-//! one node. It calls the same `vec_dot` of ggml on the same quantised input
+//! one node, and memory is asked for a few rows ahead. It calls the same `vec_dot` of ggml on the same quantised input
 //! for each row, as `ggml_compute_forward_mul_mat_id` does for fewer than
 //! eight columns, so the bits are the same.
 
@@ -15,6 +15,24 @@ use crate::ffi::{self, Tensor, TypeTraits};
 /// Rows that a thread takes at a time: few enough that threads finish
 /// together, enough that taking them costs nothing.
 const CHUNK: usize = 64;
+
+/// Rows ahead of the one in work whose bytes are asked for. The processor's
+/// own prefetcher stops at each page, a few rows on: asking early gave 1.2 to
+/// 1.3 times the bandwidth (Q4_K, 2 x Zen 3, 3 rows; 2 to 6 were alike).
+const ROWS_AHEAD: usize = 3;
+
+/// Asks for the cache lines of a row; the address may be anything.
+#[inline]
+fn prefetch(row: *const u8, bytes: usize) {
+    #[cfg(target_arch = "x86_64")]
+    for line in (0..bytes).step_by(64) {
+        use std::arch::x86_64::{_mm_prefetch, _MM_HINT_T0};
+        // SAFETY: a prefetch reads nothing and cannot fault.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(row.wrapping_add(line).cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (row, bytes);
+}
 
 /// What the product of one column needs.
 #[derive(Debug, Clone, Copy)]
@@ -97,13 +115,15 @@ impl Products {
             let Some(c) = self.columns.get(chunk / chunks) else { return };
             let first = chunk % chunks * CHUNK;
             for row in first..(first + CHUNK).min(self.n_out) {
+                let weights = c.weights.wrapping_add(row * self.row_bytes);
+                prefetch(weights.wrapping_add(ROWS_AHEAD * self.row_bytes), self.row_bytes);
                 // SAFETY: by the caller's promise; each row is taken once.
                 unsafe {
                     (self.traits.vec_dot)(
                         self.n_in as i32,
                         c.out.add(row),
                         0,
-                        c.weights.add(row * self.row_bytes).cast(),
+                        weights.cast(),
                         0,
                         c.quantised.cast(),
                         0,
