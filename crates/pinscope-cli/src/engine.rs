@@ -123,7 +123,11 @@ impl Prepared {
         if let Some(reason) = engine.as_ref().and_then(Engine::take_error) {
             return Err(SetupError::Load(reason));
         }
-        Ok(Session { model: model?, engine, plan: self.plan })
+        let model = model?;
+        if let Some(engine) = engine.as_ref().filter(|_| self.plan.fits_all) {
+            engine.load_all(progress).map_err(|e| SetupError::Load(e.to_string()))?;
+        }
+        Ok(Session { model, engine, plan: self.plan })
     }
 }
 

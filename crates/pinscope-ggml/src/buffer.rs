@@ -243,8 +243,14 @@ unsafe extern "C" fn set_tensor(
         let to = t.data.cast::<u8>().add(offset);
         if let Some(shared) = &context.shared {
             if let Some(info) = shared.map.tensor(t.name()).filter(|i| i.size == size as u64) {
-                let to = std::slice::from_raw_parts_mut(to, size);
-                if let Err(e) = shared.files.read_into(info.file, info.offset, to) {
+                // Whole pages: those at either end are this tensor's alone,
+                // as `alloc_tensors` laid it out.
+                let skew = info.offset as usize % PAGE;
+                let left = shared.map.files()[usize::from(info.file)].len - info.offset;
+                let len = next_page(skew + size).min(skew + left as usize);
+                let pages = std::slice::from_raw_parts_mut(to.sub(skew), len);
+                if let Err(e) = shared.files.read_into(info.file, info.offset - skew as u64, pages)
+                {
                     shared.fail(e);
                 }
                 return;

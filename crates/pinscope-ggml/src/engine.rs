@@ -118,6 +118,15 @@ impl Engine {
         Ok(Self { shared, notes })
     }
 
+    /// Loads all experts that fit for good; for models that fit. `progress`
+    /// hears of 0.0 to 1.0.
+    ///
+    /// # Errors
+    /// A failed read.
+    pub fn load_all(&self, progress: &mut dyn FnMut(f32)) -> Result<(), ResidencyError> {
+        self.shared.residency().load_all(progress)
+    }
+
     /// What happened so far.
     pub fn stats(&self) -> Stats {
         self.shared.residency().stats()

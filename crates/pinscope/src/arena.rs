@@ -1,18 +1,24 @@
 //! The one block of memory that experts live in.
 //!
 //! Readers write into it through the kernel (in place, no bounce copy), the
-//! executor reads from it. It is reserved once and never moves; memory is only
-//! taken when a page is first read into.
+//! executor reads from it. It is reserved once and never moves; memory is
+//! taken when a page is first read into, or shortly before that.
 
 use std::io;
 use std::ops::Range;
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::Arc;
+use std::time::Duration;
 
 use thiserror::Error;
 
 /// Size and alignment of a huge page on x86-64 and (4 KiB granule) aarch64.
 pub const HUGE_PAGE: usize = 2 << 20;
+
+/// How far memory is populated ahead of its use: as much as a prompt's first
+/// layers may want, not so much that it delays the loading of the model.
+const AHEAD: usize = 1 << 30;
 
 /// Unit in which a reader registers the arena with the kernel.
 pub(crate) const REGISTER_UNIT: usize = 64 << 20;
@@ -73,6 +79,8 @@ pub struct Arena {
     base: NonNull<u8>,
     len: usize,
     registered: Vec<AtomicBool>,
+    /// End of what was used so far, bytes.
+    used: AtomicUsize,
 }
 
 // SAFETY: the arena is plain memory at a fixed address; every access through
@@ -101,7 +109,47 @@ impl Arena {
             unsafe { libc::madvise(base.as_ptr().cast(), len, advice) };
         }
         let units = len.div_ceil(REGISTER_UNIT);
-        Ok(Arena { base, len, registered: (0..units).map(|_| AtomicBool::new(false)).collect() })
+        let registered = (0..units).map(|_| AtomicBool::new(false)).collect();
+        Ok(Arena { base, len, registered, used: AtomicUsize::new(0) })
+    }
+
+    /// Has the kernel take and clear the memory [`AHEAD`] of its use, by a
+    /// thread of the lowest priority, until all is taken or the arena is
+    /// dropped.
+    ///
+    /// Clearing a page is most of the cost of a first read into it, in virtual
+    /// machines by far; done here it overlaps with the loading of the model.
+    /// Without the thread, or on kernels before 5.14, reads do it themselves.
+    pub fn populate_ahead(self: &Arc<Self>) {
+        let arena = Arc::downgrade(self);
+        let work = move || {
+            // SAFETY: changes the priority of this thread (0) alone.
+            unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 19) };
+            let mut at = 0;
+            while let Some(arena) = arena.upgrade().filter(|a| at < a.len) {
+                if at > arena.used.load(Ordering::Relaxed) + AHEAD {
+                    drop(arena);
+                    std::thread::sleep(Duration::from_millis(2));
+                    continue;
+                }
+                // SAFETY: a whole huge page inside the mapping; populating
+                // leaves the contents of memory that is in use as they are.
+                let rc = unsafe {
+                    libc::madvise(arena.ptr(at).cast(), HUGE_PAGE, libc::MADV_POPULATE_WRITE)
+                };
+                if rc != 0 {
+                    return;
+                }
+                at += HUGE_PAGE;
+            }
+        };
+        // Best effort, see above.
+        drop(std::thread::Builder::new().name("arena".into()).spawn(work));
+    }
+
+    /// The arena is in use up to `end`, for [`Arena::populate_ahead`].
+    pub fn note_use(&self, end: usize) {
+        self.used.fetch_max(end, Ordering::Relaxed);
     }
 
     /// Size, bytes; a multiple of [`HUGE_PAGE`].
@@ -331,5 +379,28 @@ mod tests {
             Ok(()) => assert_eq!(resident_pages(&arena), 0),
             Err(e) => assert!(e.to_string().contains("RLIMIT_MEMLOCK"), "{e}"),
         }
+    }
+
+    #[test]
+    fn populating_ahead_takes_memory_and_keeps_what_is_written() {
+        let arena = Arc::new(Arena::new(8 * HUGE_PAGE).unwrap());
+        // SAFETY: nobody else uses the arena's bytes.
+        unsafe { arena.ptr(5 * HUGE_PAGE + 7).write(42) };
+        arena.populate_ahead();
+        let mut resident = vec![0u8; arena.len() / 4096];
+        for _ in 0..1000 {
+            // SAFETY: one byte for each page of the arena.
+            let rc = unsafe {
+                libc::mincore(arena.ptr(0).cast(), arena.len(), resident.as_mut_ptr().cast())
+            };
+            assert_eq!(rc, 0);
+            if resident.iter().all(|r| r & 1 == 1) {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        assert!(resident.iter().all(|r| r & 1 == 1), "all pages were taken");
+        // SAFETY: as above.
+        assert_eq!(unsafe { arena.ptr(5 * HUGE_PAGE + 7).read() }, 42);
     }
 }

@@ -175,8 +175,6 @@ pub struct Residency {
     pass: Pass,
     done: Vec<ReadDone>,
     stats: Stats,
-    /// Next expert to load while the disk is idle, when all of them fit.
-    fill_next: u32,
 }
 
 /// Tags of reads: expert and part in one number.
@@ -196,6 +194,7 @@ impl Residency {
     ) -> Result<(Self, Vec<String>), ResidencyError> {
         let layout = Layout::new(&map, options.arena_bytes)?;
         let arena = Arc::new(Arena::new(usize::try_from(layout.used()).unwrap_or(usize::MAX))?);
+        arena.populate_ahead();
         let files = Arc::new(ModelFiles::open(map.files())?);
         let (reader, notes) = reader::open_reader(
             files,
@@ -251,7 +250,6 @@ impl Residency {
             pass: Pass::default(),
             done: Vec::new(),
             stats: Stats::default(),
-            fill_next: 0,
         }
     }
 
@@ -318,8 +316,45 @@ impl Residency {
                 }
             }
         }
-        self.load_waiting()?;
-        self.fill_when_idle()
+        self.load_waiting()
+    }
+
+    /// Loads every expert that has a slot of its own, in the order of the
+    /// file; for models that fit. Nothing else is read meanwhile. `progress`
+    /// hears of 0.0 to 1.0.
+    ///
+    /// # Errors
+    /// A failed read.
+    pub fn load_all(&mut self, progress: &mut dyn FnMut(f32)) -> Result<(), ResidencyError> {
+        let all = self.map.layers().len();
+        for layer in 0..all {
+            if !self.is_mirrored(layer) {
+                continue;
+            }
+            progress(layer as f32 / all as f32);
+            let experts = 0..self.map.layers()[layer].experts;
+            let demand = experts.map(|expert| Demand { expert, tokens: 1 });
+            let missing: Vec<_> = demand
+                .filter(|d| self.state[self.id(layer, d.expert).0 as usize] == State::Absent)
+                .collect();
+            self.pass = Pass { layer, ..Pass::default() };
+            for d in &missing {
+                let id = self.id(layer, d.expert);
+                self.in_use[id.0 as usize] = true;
+                self.pass.waiting.push_back(d.expert);
+            }
+            self.load_waiting()?;
+            let mut ready = Vec::new();
+            loop {
+                self.take_ready(&mut ready)?;
+                if ready.is_empty() {
+                    break;
+                }
+                self.finish(&ready)?;
+            }
+        }
+        progress(1.0);
+        Ok(())
     }
 
     /// Experts of the open pass that are ready to compute, each once; an empty
@@ -549,12 +584,14 @@ impl Residency {
         self.state[id.0 as usize] =
             State::Loading { slot, parts: parts.len() as u8, failed: false };
         for (i, part) in parts.iter().enumerate() {
+            let dest = self.part_position(layer, i, expert, slot);
+            self.arena.note_use((dest + part.bytes) as usize);
             self.reader.submit(ReadRequest {
                 tag: u64::from(id.0) * PARTS_PER_EXPERT + i as u64,
                 file: part.file,
                 offset: part.offset + u64::from(expert) * part.bytes,
                 len: part.bytes as usize,
-                dest: self.part_position(layer, i, expert, slot) as usize,
+                dest: dest as usize,
                 class,
             })?;
             self.counters().bytes_read += part.bytes;
@@ -611,26 +648,6 @@ impl Residency {
                 self.pass.ready.push_back(expert);
             }
         }
-    }
-
-    /// When everything fits, loads what nobody has asked for yet, an expert at
-    /// a time, while the disk has nothing better to do.
-    fn fill_when_idle(&mut self) -> Result<(), ResidencyError> {
-        let per_layer = self.map.experts_per_layer();
-        while self.reader.outstanding() == 0 && (self.fill_next as usize) < self.state.len() {
-            let (layer, expert) =
-                ((self.fill_next / per_layer) as usize, self.fill_next % per_layer);
-            self.fill_next += 1;
-            let exists = expert < self.map.layers()[layer].experts;
-            let full = self.pools[self.layout.class_of_layer[layer]].full;
-            if exists && full && self.state[self.fill_next as usize - 1] == State::Absent {
-                if let Some(slot) = self.slot_for(layer, expert) {
-                    self.load(layer, expert, slot, ReadClass::Prefetch)?;
-                    self.reader.kick();
-                }
-            }
-        }
-        Ok(())
     }
 }
 
