@@ -105,6 +105,9 @@ pub struct RunArgs {
     /// What to answer; chat when absent
     #[arg(short, long)]
     pub prompt: Option<String>,
+    /// A LoRA adapter (GGUF) to apply; may be given several times
+    #[arg(long, value_name = "FILE")]
+    pub lora: Vec<PathBuf>,
     /// Most tokens in an answer [default: as many as fit]
     #[arg(short = 'n', long, value_name = "TOKENS")]
     pub predict: Option<usize>,

@@ -8,7 +8,7 @@ use pinscope::plan::{Fixed, Plan, RamTooSmall};
 use pinscope::policy::PolicyKind;
 use pinscope::reader::ReaderKind;
 use pinscope::residency::Stats;
-use pinscope_ggml::{read_map, Engine, EngineOptions, ReadMapError};
+use pinscope_ggml::{read_map, scratch_bytes, Engine, EngineOptions, ReadMapError};
 use pinscope_host::{ContextOptions, HostError, Model, ModelOptions};
 
 /// Context when none is asked for, at most; tokens.
@@ -78,7 +78,7 @@ impl Prepared {
         })?;
         let fixed = Fixed {
             kv: cost.kv,
-            compute: cost.compute,
+            compute: cost.compute + scratch_bytes(&map, context.n_ubatch as usize),
             output: cost.output,
             // The program and the vocabulary are in memory just now.
             process: own_bytes()?,

@@ -1,6 +1,7 @@
 //! Prompt in, text out.
 
 use std::io::{self, Write};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -79,20 +80,26 @@ pub struct Generator<'s> {
 }
 
 impl<'s> Generator<'s> {
-    /// Allocates the context.
+    /// Allocates the context and applies the adapters `loras`.
     ///
     /// # Errors
-    /// Those of [`Context::new`] and [`Sampler::new`].
+    /// Those of [`Context::new`], [`Sampler::new`] and [`Model::load_lora`].
+    ///
+    /// [`Model::load_lora`]: pinscope_host::Model::load_lora
     pub fn new(
         session: &'s Session,
         options: ContextOptions,
+        loras: &[PathBuf],
         sampling: &SamplerOptions,
     ) -> Result<Self, HostError> {
         let stop = interrupt::stop_flag();
         let options = ContextOptions { abort: Some(Arc::clone(&stop)), ..options };
+        let mut context = Context::new(&session.model, options)?;
+        let load = |path: &PathBuf| Ok((session.model.load_lora(path)?, 1.0));
+        context.set_loras(&loras.iter().map(load).collect::<Result<Vec<_>, HostError>>()?)?;
         Ok(Self {
             session,
-            context: Context::new(&session.model, options)?,
+            context,
             sampler: Sampler::new(&session.model, sampling)?,
             stop,
             held: Vec::new(),

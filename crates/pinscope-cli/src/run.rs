@@ -30,7 +30,7 @@ pub fn main(args: &RunArgs) -> Result<bool, Box<dyn std::error::Error>> {
     let session = session?;
     session.notes().iter().for_each(|note| style::note(note));
 
-    let mut generator = Generator::new(&session, context, &args.sampler_options())?;
+    let mut generator = Generator::new(&session, context, &args.lora, &args.sampler_options())?;
     let Some(prompt) = &args.prompt else {
         chat::main(&session, &mut generator, args.predict)?;
         return Ok(false);

@@ -13,5 +13,6 @@ mod ffi;
 mod gguf;
 
 pub use engine::{Engine, EngineError, EngineOptions};
+pub use exec::group::scratch_bytes;
 pub use ffi::Incompatible;
 pub use gguf::{read_map, ReadMapError};

@@ -78,6 +78,8 @@ pub struct Part {
     pub offset: u64,
     /// Size for one expert, bytes.
     pub bytes: u64,
+    /// Inputs and outputs of one expert's matrix.
+    pub ne: [u64; 2],
 }
 
 /// The experts of one layer.
@@ -212,6 +214,7 @@ impl ExpertMap {
                     file: t.file,
                     offset: t.offset,
                     bytes: t.size / experts,
+                    ne: [t.ne[0], t.ne[1]],
                 });
                 roles.insert(t.name.clone(), (index, role));
             } else {
@@ -228,7 +231,7 @@ impl ExpertMap {
         let mut layers: Vec<_> = layers.into_values().collect();
         for layer in &mut layers {
             layer.parts.sort_by_key(|p| p.role);
-            if top_k > layer.experts {
+            if top_k == 0 || top_k > layer.experts {
                 return Err(MapError::TopK {
                     path: path(0),
                     top_k,

@@ -10,6 +10,8 @@
 
 use std::ffi::c_void;
 
+use pinscope::map::{ExpertMap, Role};
+
 use crate::ffi::{self, Numbers, Tensor};
 
 use super::program::{Program, Source, Step};
@@ -25,6 +27,21 @@ pub const MAX_NODES: usize = MAX_EXPERTS * 4 + 64;
 /// Parts of an expert are three at most; twice that is room enough.
 const MAX_PRODUCTS: usize = 8;
 const ALIGN: usize = 64;
+
+/// Memory that groups take at most besides the arena, for prompts in batches
+/// of `n_ubatch` tokens, bytes: a row for each step of the usual program with
+/// biases, its inputs, and a copy of the batch's input.
+pub fn scratch_bytes(map: &ExpertMap, n_ubatch: usize) -> u64 {
+    let columns = MAX_COLUMNS.max(n_ubatch) as u64;
+    let values = map.layers().iter().map(|layer| {
+        let rows = layer.parts.iter().map(|p| {
+            let wide = if p.role == Role::Down { 3 } else { 2 };
+            p.ne[0] + p.ne[1] * wide
+        });
+        rows.sum::<u64>()
+    });
+    values.max().unwrap_or(0) * 4 * columns
+}
 
 /// Columns of one expert, as positions `token * k + choice`.
 #[derive(Debug, Clone)]
@@ -401,6 +418,7 @@ impl Workspace {
             }
         }
         if self.scratch.len() * 8 < bytes {
+            self.scratch = Vec::new(); // the old one goes first
             self.scratch = vec![0; bytes.div_ceil(8)];
         }
     }

@@ -14,19 +14,22 @@
 //! more experts than there are slots (long prompts): those that do not fit
 //! wait until others are finished, so the pass runs in waves by itself.
 
+mod load;
 mod prefetch;
+mod stats;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
+
+pub use stats::{Counters, Stats};
 
 use crate::arena::{Arena, ArenaError};
 use crate::layout::{Layout, TooSmall};
 use crate::map::ExpertMap;
 use crate::policy::{self, ExpertId, Policy, PolicyKind, PolicyShape};
 use crate::reader::{
-    self, ModelFiles, ReadClass, ReadDone, ReadError, ReadRequest, Reader, ReaderKind,
-    ReaderOptions,
+    self, ModelFiles, ReadClass, ReadDone, ReadError, Reader, ReaderKind, ReaderOptions,
 };
 
 /// What a pass needs of one expert.
@@ -36,57 +39,6 @@ pub struct Demand {
     pub expert: u32,
     /// Tokens of the batch that chose it.
     pub tokens: u32,
-}
-
-/// Work of one phase, summed up since the start.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Counters {
-    /// Tokens that went through the first layer with experts.
-    pub tokens: u64,
-    /// Experts that a pass needed and found in RAM.
-    pub hits: u64,
-    /// Experts that a pass needed and had to wait for.
-    pub misses: u64,
-    /// Bytes read from the model's files for experts.
-    pub bytes_read: u64,
-    /// Time in which arithmetic waited for bytes, nanoseconds.
-    pub wait_ns: u64,
-    /// Experts read before their layer asked for them.
-    pub prefetched: u64,
-    /// Of those, chosen by the router when their layer came.
-    pub prefetch_used: u64,
-}
-
-impl Counters {
-    /// Share of needed experts that were in RAM, 0 to 1; 1 when none was needed.
-    pub fn hit_rate(&self) -> f64 {
-        match self.hits + self.misses {
-            0 => 1.0,
-            all => self.hits as f64 / all as f64,
-        }
-    }
-
-    /// What happened since `earlier`.
-    pub fn since(&self, earlier: &Self) -> Self {
-        Self {
-            tokens: self.tokens - earlier.tokens,
-            hits: self.hits - earlier.hits,
-            misses: self.misses - earlier.misses,
-            bytes_read: self.bytes_read - earlier.bytes_read,
-            wait_ns: self.wait_ns - earlier.wait_ns,
-            prefetched: self.prefetched - earlier.prefetched,
-            prefetch_used: self.prefetch_used - earlier.prefetch_used,
-        }
-    }
-}
-
-/// Counters of prompts and of generation.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Stats {
-    /// Passes with more than one token.
-    pub prompt: Counters,
-    /// Passes with one token.
-    pub decode: Counters,
 }
 
 /// Why a [`Residency`] could not be made, or a pass not be finished.
@@ -517,137 +469,6 @@ impl Residency {
 
     fn id(&self, layer: usize, expert: u32) -> ExpertId {
         ExpertId(layer as u32 * self.map.experts_per_layer() + expert)
-    }
-
-    /// Position of a part in the arena, congruent to its position in the file.
-    fn part_position(&self, layer: usize, part: usize, expert: u32, slot: u64) -> u64 {
-        let class = &self.layout.classes[self.layout.class_of_layer[layer]];
-        let p = &self.map.layers()[layer].parts[part];
-        if let Some(parts) = &self.layout.mirror[layer] {
-            return parts[part] + u64::from(expert) * p.bytes;
-        }
-        let offset = p.offset + u64::from(expert) * p.bytes;
-        class.base + slot * class.stride + class.part_start[part] + offset % crate::layout::PAGE
-    }
-
-    /// Gives slots to waiting experts, as far as there are any, and reads them.
-    fn load_waiting(&mut self) -> Result<(), ResidencyError> {
-        let layer = self.pass.layer;
-        while let Some(&expert) = self.pass.waiting.front() {
-            let Some(slot) = self.slot_for(layer, expert) else { break };
-            self.pass.waiting.pop_front();
-            self.pass.loading += 1;
-            self.load(layer, expert, slot, ReadClass::Demand)?;
-        }
-        self.reader.kick();
-        Ok(())
-    }
-
-    /// A free slot, or that of the expert that gives way.
-    fn slot_for(&mut self, layer: usize, expert: u32) -> Option<u64> {
-        let class = self.layout.class_of_layer[layer];
-        let id = self.id(layer, expert);
-        let pool = &mut self.pools[class];
-        if pool.full {
-            return Some(self.layout.first_rank[layer] + u64::from(expert));
-        }
-        if let Some(slot) = pool.free.pop() {
-            return Some(slot);
-        }
-        let (state, in_use, expected) = (&self.state, &self.in_use, &self.is_expected);
-        let busy = |v: ExpertId| {
-            in_use[v.0 as usize] || !matches!(state[v.0 as usize], State::Resident { .. })
-        };
-        let wanted = |v: ExpertId| expected[v.0 as usize] || busy(v);
-        let victim = pool.policy.victim(id, &wanted).or_else(|| pool.policy.victim(id, &busy))?;
-        pool.policy.on_remove(victim);
-        let State::Resident { slot } =
-            std::mem::replace(&mut self.state[victim.0 as usize], State::Absent)
-        else {
-            debug_assert!(false, "a policy gave a victim that is not resident");
-            return None;
-        };
-        Some(slot)
-    }
-
-    fn load(
-        &mut self,
-        layer: usize,
-        expert: u32,
-        slot: u64,
-        class: ReadClass,
-    ) -> Result<(), ResidencyError> {
-        let id = self.id(layer, expert);
-        let map = Arc::clone(&self.map);
-        let parts = &map.layers()[layer].parts;
-        self.pools[self.layout.class_of_layer[layer]].policy.on_insert(id);
-        self.state[id.0 as usize] =
-            State::Loading { slot, parts: parts.len() as u8, failed: false };
-        for (i, part) in parts.iter().enumerate() {
-            let dest = self.part_position(layer, i, expert, slot);
-            self.arena.note_use((dest + part.bytes) as usize);
-            self.reader.submit(ReadRequest {
-                tag: u64::from(id.0) * PARTS_PER_EXPERT + i as u64,
-                file: part.file,
-                offset: part.offset + u64::from(expert) * part.bytes,
-                len: part.bytes as usize,
-                dest: dest as usize,
-                class,
-            })?;
-            self.counters().bytes_read += part.bytes;
-            if self.on_the_way == 0 {
-                (self.asked, self.asked_bytes) = (Instant::now(), 0);
-            }
-            self.on_the_way += part.bytes;
-            self.asked_bytes += part.bytes;
-        }
-        Ok(())
-    }
-
-    /// Takes what the reader has finished into account; waits for something
-    /// to finish if `block`.
-    fn collect(&mut self, block: bool) -> Result<(), ResidencyError> {
-        let mut done = std::mem::take(&mut self.done);
-        let mut result = self.reader.reap(&mut done, block);
-        for read in done.drain(..) {
-            let id = (read.tag / PARTS_PER_EXPERT) as usize;
-            let State::Loading { slot, parts, failed } = self.state[id] else { continue };
-            let failed = failed || read.result.is_err();
-            let per_layer = self.map.experts_per_layer() as usize;
-            let part = (read.tag % PARTS_PER_EXPERT) as usize;
-            self.on_the_way -= self.map.layers()[id / per_layer].parts[part].bytes;
-            if result.is_ok() && self.in_use[id] {
-                result = read.result;
-            }
-            self.state[id] = State::Loading { slot, parts: parts - 1, failed };
-            if parts == 1 {
-                self.landed(id, slot, failed);
-            }
-        }
-        self.done = done;
-        Ok(result?)
-    }
-
-    /// All parts of an expert are back.
-    fn landed(&mut self, id: usize, slot: u64, failed: bool) {
-        let per_layer = self.map.experts_per_layer() as usize;
-        let (layer, expert) = (id / per_layer, (id % per_layer) as u32);
-        if failed {
-            let pool = &mut self.pools[self.layout.class_of_layer[layer]];
-            pool.policy.on_remove(ExpertId(id as u32));
-            if !pool.full {
-                pool.free.push(slot);
-            }
-            self.state[id] = State::Absent;
-        } else {
-            self.state[id] = State::Resident { slot };
-        }
-        if layer == self.pass.layer && self.in_use[id] {
-            self.pass.loading -= 1;
-            if !failed {
-                self.pass.ready.push_back(expert);
-            }
-        }
     }
 }
 
