@@ -276,7 +276,9 @@ mod tests {
         child.wait().unwrap();
         let dir = |pid: u32| parent.path().join(format!("pinscope-{pid}-0"));
         let other = parent.path().join("other");
-        [&dir(child.id()), &dir(std::process::id()), &other].map(|d| fs::create_dir(d).unwrap());
+        for d in [&dir(child.id()), &dir(std::process::id()), &other] {
+            fs::create_dir(d).unwrap();
+        }
         remove_left_behind(parent.path());
         assert!(!dir(child.id()).exists());
         assert!(dir(std::process::id()).exists() && other.exists());
