@@ -109,12 +109,16 @@ fn one_wrong_byte_in_one_expert_is_noticed() {
     let path = model(dir.path(), "tiny-qwen3moe", "F32".parse().unwrap());
     let reference = run(&path, 1).unwrap();
     let map = pinscope_ggml::read_map(&path).unwrap();
-    let at = map.tensor("blk.1.ffn_gate_exps.weight").unwrap().offset;
-    let mut bytes = std::fs::read(&path).unwrap();
-    // The exponent of a weight of expert 0, which every prompt of 203 tokens
-    // reaches in a layer of this size.
-    bytes[at as usize + 3] ^= 1;
-    std::fs::write(&path, bytes).unwrap();
-    let _engine = engine(&path, 250, ReaderKind::Auto);
-    assert_ne!(run(&path, 1).unwrap().sha, reference.sha);
+    let part = map.layers()[1].parts[0].clone();
+    let bytes = std::fs::read(&path).unwrap();
+    // Which experts the router likes is the model's secret: of six, one at
+    // least is asked for in 235 tokens.
+    let noticed = (0..6).filter(|e| {
+        let mut bytes = bytes.clone();
+        bytes[(part.offset + e * part.bytes + 3) as usize] ^= 1; // a weight's exponent
+        std::fs::write(&path, bytes).unwrap();
+        let _engine = engine(&path, 250, ReaderKind::Auto);
+        run(&path, 1).unwrap().sha != reference.sha
+    });
+    assert!(noticed.count() > 0);
 }
