@@ -401,7 +401,9 @@ impl Residency {
     pub fn abort(&mut self) {
         self.pass.waiting.clear();
         while self.reader.outstanding() > 0 {
-            if self.collect(true).is_err() && self.reader.outstanding() == 0 {
+            // One read's failure is no matter now; a reader that has broken
+            // gives nothing back any more.
+            if let Err(ResidencyError::Read(ReadError::Broken { .. })) = self.collect(true) {
                 break;
             }
         }
