@@ -134,7 +134,12 @@ impl Residency {
         }
         if layer == self.pass.layer && self.in_use[id] {
             self.pass.loading -= 1;
-            if !failed {
+            if failed {
+                // A prefetch of which a part had failed before the layer asked
+                // for it: read again, now in earnest. (The failure of a read
+                // that was asked for ends the pass, and this with it.)
+                self.pass.waiting.push_back(expert);
+            } else {
                 self.pass.ready.push_back(expert);
             }
         }

@@ -319,6 +319,7 @@ impl Residency {
     pub fn take_ready(&mut self, out: &mut Vec<u32>) -> Result<(), ResidencyError> {
         out.clear();
         let taken = self.collect(false).and_then(|()| {
+            self.load_waiting()?;
             // A slot may also come free when a prefetch lands.
             while self.pass.ready.is_empty()
                 && (self.pass.loading > 0

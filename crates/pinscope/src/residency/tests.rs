@@ -99,7 +99,7 @@ fn passes() -> impl Strategy<Value = Vec<(usize, Vec<u32>)>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(60))]
+    #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
     fn every_expert_handed_out_has_the_bytes_of_the_file(
