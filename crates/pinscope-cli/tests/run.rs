@@ -96,15 +96,20 @@ fn a_prompt_that_does_not_fit_is_an_error() {
     assert!(output.stdout.is_empty());
 }
 
-#[test]
-fn ctrl_c_stops_the_answer_and_the_summary_still_comes() {
+/// A run that answers until somebody stops it.
+fn endless_answer() -> std::process::Child {
     let model = tiny().to_str().unwrap();
     let endless = ["-p", "sea", "--raw", "--ignore-eos", "--temp", "0", "-c", "32768"];
-    let mut child = program(&[&["run", "-m", model, "--ram", "4G"], &endless[..]].concat())
+    program(&[&["run", "-m", model, "--ram", "4G"], &endless[..]].concat())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
-        .unwrap();
+        .unwrap()
+}
+
+#[test]
+fn ctrl_c_stops_the_answer_and_the_summary_still_comes() {
+    let mut child = endless_answer();
     // Once it answers.
     child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
     // SAFETY: a signal to a child that was not waited for.
@@ -116,13 +121,7 @@ fn ctrl_c_stops_the_answer_and_the_summary_still_comes() {
 
 #[test]
 fn an_output_that_nobody_reads_ends_the_program_quietly() {
-    let model = tiny().to_str().unwrap();
-    let endless = ["-p", "sea", "--raw", "--ignore-eos", "--temp", "0", "-c", "32768"];
-    let mut child = program(&[&["run", "-m", model, "--ram", "4G"], &endless[..]].concat())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut child = endless_answer();
     drop(child.stdout.take());
     let output = child.wait_with_output().unwrap();
     assert!(output.status.success());

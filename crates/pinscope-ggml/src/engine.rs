@@ -51,7 +51,7 @@ pub struct Engine {
 /// What the device's callbacks share with the [`Engine`].
 pub(crate) struct Shared {
     pub map: Arc<ExpertMap>,
-    pub files: ModelFiles,
+    pub files: Arc<ModelFiles>,
     pub routers: Routers,
     residency: Mutex<Residency>,
     error: Mutex<Option<String>>,
@@ -84,15 +84,17 @@ impl Engine {
     pub fn register(options: EngineOptions) -> Result<Self, EngineError> {
         device::register()?;
         let map = Arc::new(options.map);
+        let files = Arc::new(ModelFiles::open(map.files())?);
         let (residency, notes) = Residency::new(
             Arc::clone(&map),
+            Arc::clone(&files),
             &ResidencyOptions {
                 arena_bytes: options.arena_bytes,
                 policy: options.policy,
                 reader: options.reader,
             },
         )?;
-        Self::with_residency(map, residency, notes)
+        Self::with_residency(map, files, residency, notes)
     }
 
     /// The same with a residency of one's own; for tests that inject faults.
@@ -101,12 +103,13 @@ impl Engine {
     /// As [`Engine::register`].
     pub fn with_residency(
         map: Arc<ExpertMap>,
+        files: Arc<ModelFiles>,
         residency: Residency,
         notes: Vec<String>,
     ) -> Result<Self, EngineError> {
         device::register()?;
         let shared = Arc::new(Shared {
-            files: ModelFiles::open(map.files())?,
+            files,
             map,
             routers: Routers::default(),
             residency: Mutex::new(residency),

@@ -111,11 +111,12 @@ fn faulty_engine(path: &Path, plan: FaultPlan) -> Engine {
     let arena = Arc::new(Arena::new(layout.used() as usize).unwrap());
     let files = Arc::new(ModelFiles::open(map.files()).unwrap());
     let options = ReaderOptions { chunk: 16 << 10, ..ReaderOptions::default() };
-    let (reader, _) = open_reader(files, Arc::clone(&arena), ReaderKind::Auto, options).unwrap();
+    let (reader, _) =
+        open_reader(Arc::clone(&files), Arc::clone(&arena), ReaderKind::Auto, options).unwrap();
     let reader = Box::new(FaultyReader::new(reader, plan));
     let residency =
         Residency::with_reader(Arc::clone(&map), layout, arena, reader, PolicyKind::default());
-    Engine::with_residency(map, residency, Vec::new()).unwrap()
+    Engine::with_residency(map, files, residency, Vec::new()).unwrap()
 }
 
 #[test]

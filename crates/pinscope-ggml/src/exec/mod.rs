@@ -100,13 +100,6 @@ impl Executor {
         let mut result = Ok(());
         while at < nodes.len() && result.is_ok() {
             match program::find(&self.numbers, map, is_ours, &nodes[at..]) {
-                // A batch none of whose tokens produce output leaves nothing
-                // for the last layer; ggml skips empty nodes too.
-                Some((program, taken)) if program.tokens == 0 => {
-                    result = self.plain(&nodes[plain..at]);
-                    at += taken;
-                    plain = at;
-                }
                 Some((program, taken)) => {
                     let whole = (at, taken) == (0, nodes.len()) && program.tokens > 1;
                     result = self

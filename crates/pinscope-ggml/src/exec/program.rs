@@ -104,7 +104,9 @@ pub fn find(
         }
         taken += 1;
     }
-    if program.steps.is_empty() {
+    // A batch none of whose tokens produce output leaves nothing for the last
+    // layer: as plain nodes, which ggml skips when they are empty.
+    if program.steps.is_empty() || program.tokens == 0 {
         return None;
     }
     finder.mark_outputs(&mut program, &nodes[taken..]);

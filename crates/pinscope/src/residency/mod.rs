@@ -133,21 +133,21 @@ pub struct Residency {
 const PARTS_PER_EXPERT: u64 = 8;
 
 impl Residency {
-    /// Opens the model's files and cuts the arena.
+    /// Cuts the arena and opens a reader of the model's `files`.
     ///
     /// Returns notes for the user too: what the system refused and what is
     /// done instead.
     ///
     /// # Errors
-    /// An arena that is too small, or files and memory that the system refuses.
+    /// An arena that is too small, or memory and a reader that the system refuses.
     pub fn new(
         map: Arc<ExpertMap>,
+        files: Arc<ModelFiles>,
         options: &ResidencyOptions,
     ) -> Result<(Self, Vec<String>), ResidencyError> {
         let layout = Layout::new(&map, options.arena_bytes)?;
         let arena = Arc::new(Arena::new(usize::try_from(layout.used()).unwrap_or(usize::MAX))?);
         arena.populate_ahead();
-        let files = Arc::new(ModelFiles::open(map.files())?);
         let (reader, notes) = reader::open_reader(
             files,
             Arc::clone(&arena),
