@@ -79,11 +79,9 @@ impl Layout {
             return Err(TooSmall { given: bytes, needed });
         }
         let total: u64 = layout.classes.iter().map(|c| c.experts * c.stride).sum();
-        let mut left = bytes;
         for c in &mut layout.classes {
             let share = u128::from(c.experts) * u128::from(bytes) / u128::from(total.max(1));
             c.slots = c.min_slots().max(u64::try_from(share).unwrap_or(u64::MAX).min(c.experts));
-            left = left.saturating_sub(c.slots * c.stride);
         }
         // Minimum shares of small classes may have overdrawn the sum.
         while layout.used() > bytes {
@@ -97,7 +95,7 @@ impl Layout {
             };
             c.slots -= 1;
         }
-        left = left.min(bytes - layout.used());
+        let mut left = bytes - layout.used();
         for c in &mut layout.classes {
             let more = (left / c.stride).min(c.experts - c.slots);
             c.slots += more;
