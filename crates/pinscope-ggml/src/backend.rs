@@ -2,10 +2,10 @@
 
 use std::ffi::{c_char, c_void};
 
-use crate::device;
 use crate::engine::Shared;
 use crate::exec::{ExecError, Executor};
 use crate::ffi::{self, Backend, Device, Graph, Reg};
+use crate::{device, guest};
 
 struct Context {
     /// ggml's CPU backend, which does the arithmetic.
@@ -73,13 +73,20 @@ unsafe extern "C" fn compute(backend: *mut Backend, graph: *mut Graph) -> i32 {
     }
     // SAFETY: ggml passes our backend, and no other thread computes with it.
     let context = unsafe { &mut *(*backend).context.cast::<Context>() };
-    let mut residency = shared.residency();
+    let mut home = shared.home();
+    let Some(residency) = home.open(&shared) else {
+        return ffi::STATUS_FAILED;
+    };
     let Shared { map, routers, .. } = &*shared;
-    match context.executor.compute(graph, map, routers, &mut residency, &device::is_ours) {
+    match context.executor.compute(graph, map, routers, residency, &device::is_ours) {
         Ok(()) => ffi::STATUS_SUCCESS,
         Err(ExecError::Status(status)) => status,
         Err(e) => {
-            shared.fail(e);
+            match guest::guide() {
+                // The program hears of it, and the next computation may succeed.
+                Some(guide) => guide.failed(&e.to_string()),
+                None => shared.fail(e),
+            }
             ffi::STATUS_FAILED
         }
     }

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use crate::device::{self, NO_CONTEXT};
 use crate::engine::Shared;
 use crate::ffi::{self, Buffer, BufferType, Device, Tensor};
+use crate::{guest, sink};
 
 const ALIGNMENT: usize = 64;
 const PAGE: usize = 4096;
@@ -27,7 +28,10 @@ struct Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: mapped in `map`, unmapped once.
+        if let Some(shared) = &self.shared {
+            guest::buffer_freed(shared);
+        }
+        // SAFETY: mapped in `make`, unmapped once.
         unsafe { libc::munmap(self.base.cast(), self.len) };
     }
 }
@@ -74,7 +78,18 @@ unsafe extern "C" fn alloc_tensors(
 ) -> *mut Buffer {
     // SAFETY: ggml passes `n` live tensors.
     let tensors = unsafe { std::slice::from_raw_parts(tensors, usize::try_from(n).unwrap_or(0)) };
-    let shared = device::active();
+    let shared = match guest::guide() {
+        None => device::active(),
+        Some(guide) => {
+            // SAFETY: alive, see above.
+            let weights =
+                tensors.iter().map(|&t| unsafe { ((*t).name(), ffi::ggml_nbytes(t) as u64) });
+            match guest::adopt(guide, &weights.collect::<Vec<_>>()) {
+                Ok(shared) => shared,
+                Err(_) => return std::ptr::null_mut(),
+            }
+        }
+    };
     let is_expert =
         |t: &Tensor| shared.as_ref().is_some_and(|s| s.map.expert_tensor(t.name()).is_some());
     let mut place = Vec::with_capacity(tensors.len());
@@ -166,6 +181,14 @@ fn make(
             }
             denied
         };
+    if let Some(shared) = &shared {
+        shared.add_buffer();
+    }
+    let read_into = |s: &Shared| guest::guide().is_some_and(|guide| !guide.is_mapped(&s.map));
+    let failed = failed
+        || (memory < len && shared.as_deref().is_some_and(read_into))
+            // SAFETY: mapped above, and nobody knows of it yet.
+            && unsafe { !sink::forget_writes(base.cast::<u8>().add(memory), len - memory) };
     let context = Box::into_raw(Box::new(Context { base: base.cast(), len, memory, shared }));
     if failed {
         // SAFETY: made above, given to nobody.

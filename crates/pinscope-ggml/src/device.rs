@@ -11,15 +11,17 @@
 //!   column-wise operations that follow; all else, dense products included,
 //!   is the CPU backend's.
 //!
-//! Without an active engine it answers no, and llama.cpp runs as without it.
+//! Without an active engine it answers no, and llama.cpp runs as without it,
+//! unless a [`guest::Guide`] recognises the weight.
 
 use std::ffi::{c_char, c_void};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 use crate::engine::Shared;
 use crate::exec::program::through_views;
 use crate::ffi::{self, BufferType, Device, Incompatible, Numbers, Reg, Tensor};
-use crate::{backend, buffer};
+use crate::{backend, buffer, guest};
 
 /// How many operations `supports_op` follows back to a product with experts.
 const MAX_CHAIN: usize = 12;
@@ -40,11 +42,22 @@ static ACTIVE: RwLock<Option<Arc<Shared>>> = RwLock::new(None);
 
 /// Registers the device with ggml; later calls do nothing.
 pub(crate) fn register() -> Result<(), Incompatible> {
-    if REGISTERED.get().is_some() {
-        return Ok(());
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    let reg = make()?;
+    // SAFETY: complete, and alive for the rest of the process.
+    ONCE.call_once(|| unsafe { ffi::ggml_backend_register(reg) });
+    Ok(())
+}
+
+/// Makes the device, once a process.
+pub(crate) fn make() -> Result<*mut Reg, Incompatible> {
+    // SAFETY: what was made is complete, and alive for the rest of the process.
+    let reg = |r: &Registered| unsafe { (*(*r.buffer_type).device).reg };
+    if let Some(made) = REGISTERED.get() {
+        return Ok(reg(made));
     }
     let numbers = ffi::check()?;
-    REGISTERED.get_or_init(|| {
+    let made = REGISTERED.get_or_init(|| {
         let reg = Box::into_raw(Box::new(Reg {
             api_version: ffi::API_VERSION,
             iface: ffi::RegI {
@@ -84,14 +97,7 @@ pub(crate) fn register() -> Result<(), Incompatible> {
         }
         Registered { numbers, buffer_type }
     });
-    static ONCE: std::sync::Once = std::sync::Once::new();
-    ONCE.call_once(|| {
-        if let Some(r) = REGISTERED.get() {
-            // SAFETY: complete, and alive for the rest of the process.
-            unsafe { ffi::ggml_backend_register((*(*r.buffer_type).device).reg) };
-        }
-    });
-    Ok(())
+    Ok(reg(made))
 }
 
 /// Makes the device answer for `shared`; false when another one is active.
@@ -194,20 +200,31 @@ unsafe extern "C" fn supports_buft(device: *mut Device, buft: *mut BufferType) -
 unsafe extern "C" fn supports_op(_: *mut Device, op: *const Tensor) -> bool {
     // SAFETY: ggml passes a live tensor.
     let Some(op) = (unsafe { op.as_ref() }) else { return false };
-    let (Some(n), Some(shared)) = (numbers(), active()) else { return false };
-    if op.op == n.none {
-        return true;
+    let Some(n) = numbers() else { return false };
+    if let Some(weight) = to_be_placed(op) {
+        // SAFETY: alive, see `to_be_placed`.
+        let bytes = unsafe { ffi::ggml_nbytes(weight) } as u64;
+        return match guest::guide() {
+            Some(guide) => guest::wants(guide, weight.name(), bytes),
+            None => active().is_some_and(|s| s.map.tensor(weight.name()).is_some()),
+        };
     }
-    for &operand in &op.src {
-        // SAFETY: operands are null or alive, and so are their buffers.
-        let Some(weight) = (unsafe { operand.as_ref() }) else { continue };
-        // SAFETY: as above; `is_ours` has seen the buffer.
-        if is_ours(weight) && unsafe { (*weight.buffer).size } == 0 {
-            return shared.map.tensor(weight.name()).is_some();
-        }
+    let Some(shared) = active() else { return false };
+    if op.op == n.mul_mat_id {
+        shared.batch.fetch_max(usize::try_from(op.ne[2]).unwrap_or(0), Ordering::Relaxed);
     }
     // SAFETY: the graph that `op` belongs to is alive.
-    unsafe { follows_experts(&n, op, MAX_CHAIN) }
+    op.op == n.none || unsafe { follows_experts(&n, op, MAX_CHAIN) }
+}
+
+/// The weight whose place llama.cpp asks for, if `op` is such a question.
+fn to_be_placed(op: &Tensor) -> Option<&Tensor> {
+    // SAFETY: operands are null or alive, and so are their buffers;
+    // `is_ours` has seen the buffer.
+    op.src
+        .iter()
+        .filter_map(|&operand| unsafe { operand.as_ref() })
+        .find(|&weight| is_ours(weight) && unsafe { (*weight.buffer).size } == 0)
 }
 
 /// Whether `t` is a product with our experts or a column-wise operation on

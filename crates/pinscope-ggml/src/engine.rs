@@ -1,5 +1,6 @@
 //! The engine of one model, as programs see it.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pinscope::map::ExpertMap;
@@ -7,9 +8,9 @@ use pinscope::policy::PolicyKind;
 use pinscope::reader::{ModelFiles, ReadError, ReaderKind};
 use pinscope::residency::{Residency, ResidencyError, ResidencyOptions, Stats};
 
-use crate::device;
 use crate::exec::predict::Routers;
 use crate::ffi::Incompatible;
+use crate::{api, device, guest};
 
 /// How an [`Engine`] is set up.
 #[derive(Debug)]
@@ -53,20 +54,100 @@ pub(crate) struct Shared {
     pub map: Arc<ExpertMap>,
     pub files: Arc<ModelFiles>,
     pub routers: Routers,
-    residency: Mutex<Residency>,
+    /// The largest batch that llama.cpp has prepared for, tokens.
+    pub batch: AtomicUsize,
+    home: Mutex<Home>,
     error: Mutex<Option<String>>,
+    /// Buffers of weights that are alive.
+    buffers: AtomicUsize,
+}
+
+/// The residency, or what is in its place.
+pub(crate) enum Home {
+    Made(Box<Residency>),
+    /// Made by the [`guest::Guide`] at the first computation.
+    Waiting,
+    /// The guide could not make one, and has said why.
+    Refused,
+}
+
+impl Home {
+    /// The residency of `shared`, made now where it waits for that; `None`
+    /// where there is none.
+    pub fn open(&mut self, shared: &Shared) -> Option<&mut Residency> {
+        if let (Home::Waiting, Some(guide)) = (&*self, guest::guide()) {
+            let batch = shared.batch.load(Ordering::Relaxed);
+            *self = match guide.residency(&shared.map, &shared.files, batch) {
+                Ok(residency) => Home::Made(Box::new(residency)),
+                Err(reason) => {
+                    guide.failed(&reason);
+                    Home::Refused
+                }
+            };
+        }
+        match self {
+            Home::Made(residency) => Some(residency),
+            Home::Waiting | Home::Refused => None,
+        }
+    }
+
+    fn stats(&self) -> Option<Stats> {
+        match self {
+            Home::Made(residency) => Some(residency.stats()),
+            Home::Waiting | Home::Refused => None,
+        }
+    }
 }
 
 impl Shared {
-    pub fn residency(&self) -> MutexGuard<'_, Residency> {
-        self.residency.lock().unwrap_or_else(PoisonError::into_inner)
+    fn new(map: Arc<ExpertMap>, files: Arc<ModelFiles>, home: Home) -> Self {
+        Self {
+            files,
+            map,
+            routers: Routers::default(),
+            batch: AtomicUsize::new(0),
+            home: Mutex::new(home),
+            error: Mutex::new(None),
+            buffers: AtomicUsize::new(0),
+        }
+    }
+
+    /// Without a residency, until the first computation.
+    pub fn waiting(map: Arc<ExpertMap>, files: Arc<ModelFiles>) -> Self {
+        Self::new(map, files, Home::Waiting)
+    }
+
+    pub fn home(&self) -> MutexGuard<'_, Home> {
+        self.home.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What happened so far; `None` where nothing did, or where a computation
+    /// is going on.
+    pub fn stats_now(&self) -> Option<Stats> {
+        self.home.try_lock().ok()?.stats()
+    }
+
+    /// Counts a buffer of weights.
+    pub fn add_buffer(&self) {
+        self.buffers.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A buffer is gone; true if it was the last one.
+    pub fn drop_buffer(&self) -> bool {
+        self.buffers.fetch_sub(1, Ordering::AcqRel) == 1
     }
 
     /// Keeps the first error for [`Engine::take_error`]; ggml's callbacks have
     /// no way to return a text.
     pub fn fail(&self, error: impl std::fmt::Display) {
         let mut slot = self.error.lock().unwrap_or_else(PoisonError::into_inner);
-        slot.get_or_insert_with(|| error.to_string());
+        if slot.is_none() {
+            let reason = error.to_string();
+            if let Some(guide) = guest::guide() {
+                guide.failed(&reason);
+            }
+            *slot = Some(reason);
+        }
     }
 
     pub fn has_failed(&self) -> bool {
@@ -82,6 +163,7 @@ impl Engine {
     /// A ggml that does not fit, an arena that is too small, files that cannot
     /// be opened, or an engine that is active already.
     pub fn register(options: EngineOptions) -> Result<Self, EngineError> {
+        api::link();
         device::register()?;
         let map = Arc::new(options.map);
         let files = Arc::new(ModelFiles::open(map.files())?);
@@ -107,14 +189,9 @@ impl Engine {
         residency: Residency,
         notes: Vec<String>,
     ) -> Result<Self, EngineError> {
+        api::link();
         device::register()?;
-        let shared = Arc::new(Shared {
-            files,
-            map,
-            routers: Routers::default(),
-            residency: Mutex::new(residency),
-            error: Mutex::new(None),
-        });
+        let shared = Arc::new(Shared::new(map, files, Home::Made(Box::new(residency))));
         if !device::activate(&shared) {
             return Err(EngineError::Busy);
         }
@@ -127,12 +204,15 @@ impl Engine {
     /// # Errors
     /// A failed read.
     pub fn load_all(&self, progress: &mut dyn FnMut(f32)) -> Result<(), ResidencyError> {
-        self.shared.residency().load_all(progress)
+        match self.shared.home().open(&self.shared) {
+            Some(residency) => residency.load_all(progress),
+            None => Ok(()),
+        }
     }
 
     /// What happened so far.
     pub fn stats(&self) -> Stats {
-        self.shared.residency().stats()
+        self.shared.home().stats().unwrap_or_default()
     }
 
     /// Why a load or a decode failed, if it was this engine's doing; clears

@@ -9,6 +9,8 @@
 
 use std::ffi::{c_char, c_void, CStr};
 
+pub(crate) use crate::api::*;
+
 /// `GGML_BACKEND_API_VERSION` that the declarations below follow.
 pub const API_VERSION: i32 = 3;
 
@@ -245,61 +247,6 @@ pub struct GgufInitParams {
     pub ctx: *mut *mut Context,
 }
 
-extern "C" {
-    pub fn ggml_op_name(op: u32) -> *const c_char;
-    pub fn ggml_type_name(type_: u32) -> *const c_char;
-    pub fn ggml_tensor_overhead() -> usize;
-    pub fn ggml_nbytes(tensor: *const Tensor) -> usize;
-    pub fn ggml_init(params: InitParams) -> *mut Context;
-    pub fn ggml_free(ctx: *mut Context);
-    pub fn ggml_get_tensor(ctx: *mut Context, name: *const c_char) -> *mut Tensor;
-    pub fn ggml_new_graph_custom(ctx: *mut Context, size: usize, grads: bool) -> *mut Graph;
-    pub fn ggml_graph_overhead_custom(size: usize, grads: bool) -> usize;
-    pub fn ggml_graph_clear(graph: *mut Graph);
-    pub fn ggml_graph_add_node(graph: *mut Graph, tensor: *mut Tensor);
-    pub fn ggml_graph_n_nodes(graph: *mut Graph) -> i32;
-    pub fn ggml_graph_node(graph: *mut Graph, i: i32) -> *mut Tensor;
-
-    pub fn ggml_get_type_traits_cpu(type_: u32) -> *const TypeTraits;
-    pub fn ggml_backend_register(reg: *mut Reg);
-    pub fn ggml_backend_dev_by_type(type_: u32) -> *mut Device;
-    pub fn ggml_backend_dev_name(device: *mut Device) -> *const c_char;
-    pub fn ggml_backend_dev_backend_reg(device: *mut Device) -> *mut Reg;
-    pub fn ggml_backend_reg_get_proc_address(reg: *mut Reg, name: *const c_char) -> *mut c_void;
-    pub fn ggml_backend_init_by_type(type_: u32, params: *const c_char) -> *mut Backend;
-    pub fn ggml_backend_free(backend: *mut Backend);
-    pub fn ggml_backend_graph_compute(backend: *mut Backend, graph: *mut Graph) -> i32;
-    pub fn ggml_backend_buft_is_host(buft: *mut BufferType) -> bool;
-    pub fn ggml_backend_buffer_init(
-        buft: *mut BufferType,
-        iface: BufferI,
-        context: *mut c_void,
-        size: usize,
-    ) -> *mut Buffer;
-    pub fn ggml_backend_tensor_alloc(
-        buffer: *mut Buffer,
-        tensor: *mut Tensor,
-        addr: *mut c_void,
-    ) -> i32;
-
-    pub fn gguf_init_from_file(path: *const c_char, params: GgufInitParams) -> *mut Gguf;
-    pub fn gguf_free(gguf: *mut Gguf);
-    pub fn gguf_get_data_offset(gguf: *const Gguf) -> usize;
-    pub fn gguf_get_n_tensors(gguf: *const Gguf) -> i64;
-    pub fn gguf_get_tensor_name(gguf: *const Gguf, i: i64) -> *const c_char;
-    pub fn gguf_get_tensor_offset(gguf: *const Gguf, i: i64) -> usize;
-    pub fn gguf_get_tensor_size(gguf: *const Gguf, i: i64) -> usize;
-    pub fn gguf_find_key(gguf: *const Gguf, key: *const c_char) -> i64;
-    pub fn gguf_get_kv_type(gguf: *const Gguf, key: i64) -> u32;
-    pub fn gguf_get_arr_type(gguf: *const Gguf, key: i64) -> u32;
-    pub fn gguf_get_arr_n(gguf: *const Gguf, key: i64) -> usize;
-    pub fn gguf_get_arr_data(gguf: *const Gguf, key: i64) -> *const c_void;
-    pub fn gguf_get_val_u16(gguf: *const Gguf, key: i64) -> u16;
-    pub fn gguf_get_val_u32(gguf: *const Gguf, key: i64) -> u32;
-    pub fn gguf_get_val_i32(gguf: *const Gguf, key: i64) -> i32;
-    pub fn gguf_get_val_str(gguf: *const Gguf, key: i64) -> *const c_char;
-}
-
 /// A C string of ggml as text; empty for null and for bytes that are not UTF-8.
 ///
 /// # Safety
@@ -352,6 +299,13 @@ pub struct Numbers {
      the README names"
 )]
 pub struct Incompatible(String);
+
+impl Incompatible {
+    /// ggml lacks a function.
+    pub(crate) fn missing(function: &str) -> Self {
+        Self(format!("it has no function {function}"))
+    }
+}
 
 /// Compares the declarations of this module with the ggml that is linked.
 ///

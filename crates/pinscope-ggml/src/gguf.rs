@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use pinscope::map::{ExpertMap, MapError, ModelFile, TensorInfo};
 
-use crate::ffi;
+use crate::{api, ffi};
 
 /// Why a model's headers could not be read.
 #[derive(Debug, thiserror::Error)]
@@ -42,6 +42,39 @@ pub enum ReadMapError {
 /// A missing, foreign, truncated or damaged file, a missing part, a dense
 /// model; see [`ReadMapError`] and [`MapError`].
 pub fn read_map(path: &Path) -> Result<ExpertMap, ReadMapError> {
+    api::link();
+    read_parts(path, |part, count| {
+        let name = part_path(path, 0, part, count)
+            .ok_or_else(|| ReadMapError::PartName { path: show(path), count })?;
+        if let Err(source) = std::fs::metadata(&name) {
+            let path = show(&name);
+            return Err(ReadMapError::MissingPart { path, part: part + 1, count, source });
+        }
+        Header::open(&name)
+    })
+}
+
+/// As [`read_map`], for the plug-in: a program has the files `open`. Their
+/// names need not tell the parts' order (a download cache names files by their
+/// contents), their headers do.
+///
+/// # Errors
+/// As [`read_map`].
+pub fn read_open_map(path: &Path, open: &[PathBuf]) -> Result<ExpertMap, ReadMapError> {
+    read_parts(path, |part, count| {
+        let is_part =
+            |h: &Header| (h.uint("split.no"), h.uint("split.count")) == (Some(part), Some(count));
+        let found = open.iter().filter_map(|p| Header::open(p).ok()).find(is_part);
+        found.ok_or_else(|| ReadMapError::PartName { path: show(path), count })
+    })
+}
+
+/// Reads the map of the model whose first part is `path`; `open` gives the
+/// header of another part (from 1), told how many there are.
+fn read_parts(
+    path: &Path,
+    open: impl Fn(u32, u32) -> Result<Header, ReadMapError>,
+) -> Result<ExpertMap, ReadMapError> {
     let first = Header::open(path)?;
     let count = first.uint("split.count").unwrap_or(0).max(1);
     let number = first.uint("split.no").unwrap_or(0);
@@ -60,18 +93,12 @@ pub fn read_map(path: &Path) -> Result<ExpertMap, ReadMapError> {
     let mut tensors = Vec::new();
     first.collect(&mut files, &mut tensors)?;
     for part in 1..count {
-        let name = part_path(path, 0, part, count)
-            .ok_or_else(|| ReadMapError::PartName { path: show(path), count })?;
-        if let Err(source) = std::fs::metadata(&name) {
-            let path = show(&name);
-            return Err(ReadMapError::MissingPart { path, part: part + 1, count, source });
-        }
-        let header = Header::open(&name)?;
+        let header = open(part, count)?;
         let (no, of) =
             (header.uint("split.no").unwrap_or(0), header.uint("split.count").unwrap_or(0));
         if (no, of) != (part, count) {
             return Err(ReadMapError::WrongPart {
-                path: show(&name),
+                path: show(&header.path),
                 part: no + 1,
                 count: of,
                 expected: part + 1,

@@ -4,6 +4,7 @@
 //! llama.cpp needs no patch: [`Engine::register`] before the model is loaded
 //! is all. See `ARCHITECTURE.md` for the flow of a token.
 
+mod api;
 mod backend;
 mod buffer;
 mod device;
@@ -11,8 +12,11 @@ mod engine;
 mod exec;
 mod ffi;
 mod gguf;
+mod guest;
+mod sink;
 
 pub use engine::{Engine, EngineError, EngineOptions};
 pub use exec::group::scratch_bytes;
 pub use ffi::Incompatible;
-pub use gguf::{read_map, ReadMapError};
+pub use gguf::{read_map, read_open_map, ReadMapError};
+pub use guest::{end, serve, Guide};

@@ -15,7 +15,7 @@ use pinscope::map::{ExpertMap, Role};
 use crate::ffi::{self, Numbers, Tensor};
 
 use super::program::{Program, Source, Step};
-use super::rows::{self, Products, Work};
+use super::rows::{self, Kernels, Products, Work};
 
 /// Experts in one graph at most; bounds the tensors that it takes.
 pub const MAX_EXPERTS: usize = 256;
@@ -191,11 +191,25 @@ impl Workspace {
             }
             let result = self.rows(node.ne[0], p);
             match step.part {
-                Some(part) if program.tokens == 1 => {
-                    self.token_products(step, part, group, result, src[1], expert_data);
-                }
                 Some(part) => {
-                    self.products(step, part, group, result, src[1], zeros, expert_data);
+                    // SAFETY: the weights of a product are alive.
+                    let kernels = rows::kernels(unsafe { (*node.src[0]).type_ });
+                    match kernels.filter(|_| program.tokens == 1) {
+                        Some(kernels) => {
+                            let x = src[1];
+                            self.token_products(
+                                step,
+                                part,
+                                group,
+                                (result, x),
+                                kernels,
+                                expert_data,
+                            );
+                        }
+                        None => {
+                            self.products(step, part, group, result, src[1], zeros, expert_data);
+                        }
+                    }
                 }
                 None => {
                     // SAFETY: `result` is a tensor of this workspace.
@@ -245,8 +259,8 @@ impl Workspace {
         step: &Step,
         part: usize,
         group: &[&ExpertColumns],
-        result: *mut Tensor,
-        input: *mut Tensor,
+        (result, input): (*mut Tensor, *mut Tensor),
+        kernels: Kernels,
         expert_data: &dyn Fn(usize, u32) -> *mut c_void,
     ) {
         // SAFETY: the program's node, its weights, and tensors of this
@@ -265,7 +279,7 @@ impl Workspace {
             }
         });
         assert!(self.products.len() < MAX_PRODUCTS, "too many products for one graph");
-        self.products.push(Products::new(&weights, columns.collect()));
+        self.products.push(Products::new(&weights, kernels, columns.collect()));
         let data = self.products.last_mut().map_or(std::ptr::null_mut(), std::ptr::from_mut);
         if matches!(step.sources[1], Source::Step { .. }) {
             // An earlier node of this graph computes the input.

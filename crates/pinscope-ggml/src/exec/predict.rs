@@ -70,6 +70,7 @@ impl Routers {
         if router.weights == 0 || router.n_embd != n_embd {
             return Vec::new();
         }
+        let Some(traits) = ffi::type_traits(numbers.f32) else { return Vec::new() };
         let value = |of: usize, e: usize| match of {
             0 => 0.0,
             // SAFETY: a bias has one value for each expert.
@@ -79,9 +80,9 @@ impl Routers {
             .map(|e| {
                 let mut logit = 0f32;
                 // SAFETY: row `e` of the matrix and the input have `n_embd`
-                // values; ggml has traits for F32.
+                // values.
                 unsafe {
-                    ((*ffi::ggml_get_type_traits_cpu(numbers.f32)).vec_dot)(
+                    (traits.vec_dot)(
                         n_embd as i32,
                         &mut logit,
                         0,

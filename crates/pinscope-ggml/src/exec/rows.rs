@@ -47,6 +47,22 @@ pub struct Column {
     pub out: *mut f32,
 }
 
+/// ggml's functions for weights of one type.
+#[derive(Clone, Copy)]
+pub struct Kernels {
+    traits: &'static TypeTraits,
+    /// Brings the input into the form that the product takes; `None` for F32.
+    from_float: Option<ffi::FromFloat>,
+}
+
+/// The kernels for weights of `type_`; `None` where ggml's CPU library hides
+/// them from us, and products must be ggml's own nodes.
+pub fn kernels(type_: u32) -> Option<Kernels> {
+    let traits = ffi::type_traits(type_)?;
+    let from_float = ffi::type_traits(traits.vec_dot_type)?.from_float;
+    Some(Kernels { traits, from_float })
+}
+
 /// The products of one part for all columns of a group.
 pub struct Products {
     traits: &'static TypeTraits,
@@ -65,13 +81,10 @@ pub fn quantised_bytes(n: usize) -> usize {
 }
 
 impl Products {
-    /// Products with `weights` (one expert's matrix as a template for all).
-    pub fn new(weights: &Tensor, mut columns: Vec<Column>) -> Self {
-        // SAFETY: ggml has constant traits for each of its types.
-        let (traits, from_float) = unsafe {
-            let traits = &*ffi::ggml_get_type_traits_cpu(weights.type_);
-            (traits, (*ffi::ggml_get_type_traits_cpu(traits.vec_dot_type)).from_float)
-        };
+    /// Products with `weights` (one expert's matrix as a template for all),
+    /// computed with `kernels`.
+    pub fn new(weights: &Tensor, kernels: Kernels, mut columns: Vec<Column>) -> Self {
+        let Kernels { traits, from_float } = kernels;
         if from_float.is_none() {
             // F32 weights take the input as it is.
             columns.iter_mut().for_each(|c| c.quantised = c.input.cast_mut().cast());

@@ -1,0 +1,99 @@
+//! What the user asks for, from the environment: a library has no command line.
+
+use pinscope::memory::{parse_ram, Memory};
+use pinscope::policy::PolicyKind;
+use pinscope::reader::ReaderKind;
+
+/// The settings.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    /// Memory of the whole process, bytes (`PINSCOPE_RAM`).
+    pub ram: u64,
+    /// Which expert gives way (`PINSCOPE_POLICY`).
+    pub policy: PolicyKind,
+    /// How experts are read (`PINSCOPE_READER`).
+    pub reader: ReaderKind,
+}
+
+impl Settings {
+    /// Reads the environment of this process.
+    ///
+    /// # Errors
+    /// Which variable is wrong and what it may be.
+    pub fn from_environment() -> Result<Self, String> {
+        let memory =
+            Memory::now().map_err(|e| format!("cannot see how much memory there is: {e}"))?;
+        Self::new(memory, &|name| {
+            let value = std::env::var_os(name)?;
+            Some(value.to_string_lossy().into_owned()).filter(|v| !v.is_empty())
+        })
+    }
+
+    fn new(memory: Memory, get: &dyn Fn(&str) -> Option<String>) -> Result<Self, String> {
+        let ram = match get("PINSCOPE_RAM") {
+            None => memory.default_ram(),
+            Some(text) => {
+                parse_ram(&text, memory.total).map_err(|e| format!("PINSCOPE_RAM: {e}"))?
+            }
+        };
+        let policy = match get("PINSCOPE_POLICY") {
+            None => PolicyKind::default(),
+            Some(name) => name.parse().map_err(|e| format!("PINSCOPE_POLICY: {e}"))?,
+        };
+        let reader = match get("PINSCOPE_READER").as_deref() {
+            None | Some("auto") => ReaderKind::Auto,
+            Some("uring") => ReaderKind::Uring,
+            Some("pread") => ReaderKind::Pread,
+            Some(other) => {
+                return Err(format!("PINSCOPE_READER: \"{other}\" is not auto, uring or pread"))
+            }
+        };
+        Ok(Self { ram, policy, reader })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    fn read(set: &[(&str, &str)]) -> Result<Settings, String> {
+        let memory = Memory { total: 16 * GIB, available: 8 * GIB };
+        Settings::new(memory, &|name| {
+            set.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned())
+        })
+    }
+
+    #[test]
+    fn without_settings_the_program_s_defaults_hold() {
+        let memory = Memory { total: 16 * GIB, available: 8 * GIB };
+        let want = Settings {
+            ram: memory.default_ram(),
+            policy: PolicyKind::default(),
+            reader: ReaderKind::Auto,
+        };
+        assert_eq!(read(&[]), Ok(want));
+    }
+
+    #[test]
+    fn each_variable_is_read() {
+        let got = read(&[
+            ("PINSCOPE_RAM", "25%"),
+            ("PINSCOPE_POLICY", "lru"),
+            ("PINSCOPE_READER", "pread"),
+        ]);
+        let want = Settings { ram: 4 * GIB, policy: PolicyKind::Lru, reader: ReaderKind::Pread };
+        assert_eq!(got, Ok(want));
+    }
+
+    #[test]
+    fn a_wrong_value_names_its_variable() {
+        for (name, value) in
+            [("PINSCOPE_RAM", "lots"), ("PINSCOPE_POLICY", "best"), ("PINSCOPE_READER", "owl")]
+        {
+            let error = read(&[(name, value)]).unwrap_err();
+            assert!(error.starts_with(name) && error.contains(value), "{error}");
+        }
+    }
+}
