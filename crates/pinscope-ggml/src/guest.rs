@@ -34,8 +34,9 @@ pub trait Guide: Send + Sync {
     /// The model of `map` is left to the program: another one is taken over.
     fn busy(&self, map: &ExpertMap);
 
-    /// The model is taken over: its dense weights are about to be loaded.
-    fn taken(&self, map: &ExpertMap);
+    /// The model is taken over: its dense weights are about to be loaded. The
+    /// device has opened its `files`, which the program may not have open.
+    fn taken(&self, map: &ExpertMap, files: &ModelFiles);
 
     /// Makes the residency, at the first computation. `batch` is the largest
     /// batch that the program has prepared for, tokens.
@@ -126,7 +127,7 @@ pub(crate) fn adopt(
     if !device::activate(&shared) {
         return Ok(None); // another thread was faster
     }
-    guide.taken(&shared.map);
+    guide.taken(&shared.map, &shared.files);
     Ok(Some(shared))
 }
 

@@ -7,6 +7,7 @@
 use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io::Read;
+use std::os::fd::RawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -40,6 +41,8 @@ struct Memory {
     others: HashSet<FileId>,
     /// Files that were spoken of.
     refused: HashSet<FileId>,
+    /// Descriptors that are the device's and not the program's.
+    ours: Vec<RawFd>,
 }
 
 /// Finds models among the open files of this process.
@@ -49,6 +52,11 @@ pub struct Discovery {
 }
 
 impl Discovery {
+    /// Does not take these descriptors for the program's from now on.
+    pub fn ignore(&self, ours: Vec<RawFd>) {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner).ours = ours;
+    }
+
     /// The open model that has the tensor `name` of `bytes` bytes. `refuse`
     /// hears once why a file with that tensor's model cannot be used.
     pub fn find(
@@ -61,7 +69,8 @@ impl Discovery {
             return None; // a question about no weight of a file
         }
         let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
-        let files = open_models(&mut memory.others);
+        let Memory { others, ours, .. } = &mut *memory;
+        let files = open_models(others, ours);
         let open: Vec<FileId> = files.iter().map(|f| f.0).collect();
         if open != memory.open {
             memory.look(&files, refuse);
@@ -92,11 +101,15 @@ impl Memory {
     }
 }
 
-/// The GGUF files that this process has open, each once, sorted.
-fn open_models(others: &mut HashSet<FileId>) -> Vec<(FileId, PathBuf)> {
+/// The GGUF files that the program has open, each once, sorted.
+fn open_models(others: &mut HashSet<FileId>, ours: &[RawFd]) -> Vec<(FileId, PathBuf)> {
     let mut found = Vec::new();
     for entry in fs::read_dir("/proc/self/fd").into_iter().flatten().flatten() {
         let link = entry.path();
+        let number = entry.file_name().to_str().and_then(|n| n.parse().ok());
+        if number.is_none_or(|fd| ours.contains(&fd)) {
+            continue;
+        }
         let Some((id, path)) = identify(&link) else { continue };
         if others.contains(&id) {
             continue;
@@ -134,6 +147,7 @@ fn is_gguf(path: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::fd::AsRawFd;
 
     #[test]
     fn an_open_gguf_file_is_seen_once_and_only_while_it_is_open() {
@@ -141,8 +155,9 @@ mod tests {
         let path = dir.path().join("a.bin");
         fs::write(&path, b"GGUF and more").unwrap();
         fs::write(dir.path().join("b.gguf"), b"not one").unwrap();
+        let ours = File::open(&path).unwrap();
         let seen = || {
-            let all = open_models(&mut HashSet::new());
+            let all = open_models(&mut HashSet::new(), &[ours.as_raw_fd()]);
             all.into_iter().map(|f| f.1).filter(|p| p.starts_with(dir.path())).collect::<Vec<_>>()
         };
         let first = File::open(&path).unwrap();

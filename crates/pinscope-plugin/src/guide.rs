@@ -7,11 +7,11 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use pinscope::map::ExpertMap;
+use pinscope::map::{ExpertMap, MapError};
 use pinscope::memory::{format_bytes, Footprint};
 use pinscope::reader::ModelFiles;
 use pinscope::residency::{Residency, ResidencyOptions, Stats};
-use pinscope_ggml::Guide;
+use pinscope_ggml::{Guide, ReadMapError};
 
 use crate::discover::Discovery;
 use crate::settings::Settings;
@@ -35,8 +35,11 @@ impl PluginGuide {
 
 impl Guide for PluginGuide {
     fn model(&self, tensor: &str, bytes: u64) -> Option<Arc<ExpertMap>> {
-        self.discovery.find(tensor, bytes, &|why| {
-            say(&format!("{why}. The program runs it without PinScope"));
+        self.discovery.find(tensor, bytes, &|why| match why {
+            ReadMapError::Map(MapError::Dense { path }) => {
+                say(&format!("{path} is a dense model, PinScope has nothing to do"));
+            }
+            why => say(&format!("{why}. The program runs without PinScope")),
         })
     }
 
@@ -60,7 +63,8 @@ impl Guide for PluginGuide {
         }
     }
 
-    fn taken(&self, map: &ExpertMap) {
+    fn taken(&self, map: &ExpertMap, files: &ModelFiles) {
+        self.discovery.ignore(files.fds());
         say(&format!(
             "takes over the {} experts ({}) of {}, with {} for the whole process",
             map.expert_count(),
@@ -103,6 +107,7 @@ impl Guide for PluginGuide {
     }
 
     fn released(&self, map: &ExpertMap, stats: Option<Stats>) {
+        self.discovery.ignore(Vec::new());
         if let Some(stats) = stats {
             say(&format!("{}: {}", name(map), summary(&stats)));
         }

@@ -147,7 +147,8 @@ fn a_file_that_is_no_sound_mixture_of_experts_leaves_the_program_as_it_was() {
     file.write_all_at(&header.to_bytes(), 0).unwrap();
     let out = Program::new(&[&path, &path]).plugin("4G").run();
     assert_eq!(out.results, plain(&[&path, &path]));
-    assert_eq!(out.log.matches("PinScope").count(), 1, "one line says why: {}", out.log);
+    assert_eq!(out.log.matches("PinScope: ").count(), 1, "said once: {}", out.log);
+    assert!(out.log.contains("dense.gguf is a dense model"), "{}", out.log);
 
     let whole = std::fs::read(model(dir.path(), "tiny-qwen3moe")).unwrap();
     let path = dir.path().join("cut.gguf");
@@ -198,6 +199,7 @@ fn preloaded_into_programs_without_ggml_it_does_nothing() {
     let out = Command::new("sh")
         .args(["-c", "cat /proc/self/status | head -1 && test -n \"$LD_PRELOAD\""])
         .env("LD_PRELOAD", library())
+        .env("LD_BIND_NOW", "1")
         .output()
         .unwrap();
     assert!(out.status.success(), "{out:?}");

@@ -91,7 +91,7 @@ impl ModelFiles {
     }
 
     /// The descriptors, in order.
-    pub(super) fn fds(&self) -> Vec<RawFd> {
+    pub fn fds(&self) -> Vec<RawFd> {
         self.files.iter().map(|f| f.file.as_raw_fd()).collect()
     }
 
