@@ -159,12 +159,16 @@ PY
     kill "$server"
     wait "$server" || true
     server=
-    grep -a PinScope: "$work/$name.log" >&2 || true
+    grep -a PinScope: "$work/$name.log" >&2 ||
+        [ "$name" = plain ] || { echo "llama-server did not load the library" >&2; exit 1; }
 }
 
+# This build of llama.cpp has its CPU part linked in. Then llama-server looks at
+# GGML_BACKEND_PATH only if it is told of a tensor override; this one concerns no tensor.
 with=("GGML_BACKEND_PATH=$library" "PINSCOPE_RAM=$ram")
+unread="LLAMA_ARG_OVERRIDE_TENSOR=pinscope=CPU"
 run plain "" PINSCOPE_RAM=
-run plugin "$ram" "${with[@]}"
+run plugin "$ram" "${with[@]}" "$unread"
 run preloaded "$ram" "${with[@]}" "LD_PRELOAD=$library"
 [ -n "$group" ] || echo "No memory cgroup can be made here: the runs were not limited." >&2
 

@@ -14,6 +14,7 @@
 mod budget;
 mod discover;
 mod guide;
+mod preload;
 mod quiet;
 mod settings;
 mod symbols;
@@ -34,6 +35,7 @@ fn say(text: &str) {
 /// where PinScope cannot work, which ggml reports and goes on from.
 #[no_mangle]
 pub extern "C" fn ggml_backend_init() -> *mut c_void {
+    preload::note_loaded();
     let settings = match Settings::from_environment() {
         Ok(settings) => settings,
         Err(reason) => {
