@@ -15,6 +15,7 @@ test: setup lint
 lint: setup
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --release --workspace --all-targets -- -D warnings
+	for script in scripts/*.sh; do bash -n $$script || exit; done
 
 build: setup
 	$(CARGO) build --release --workspace
