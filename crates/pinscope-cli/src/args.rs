@@ -8,9 +8,10 @@ use pinscope::policy::PolicyKind;
 use pinscope::reader::ReaderKind;
 use pinscope_host::{ContextOptions, SamplerOptions};
 
+use crate::pinning::Pinning;
 use crate::ram::Ram;
 use crate::threads::default_threads;
-use crate::{bench, verify};
+use crate::{bench, profile, verify};
 
 /// Runs Mixture-of-Experts models that are larger than memory, bit for bit.
 #[derive(Debug, Parser)]
@@ -26,6 +27,8 @@ pub enum Command {
     Run(RunArgs),
     /// Show what the RAM would be used for, without loading the model
     Plan(PlanArgs),
+    /// Find out which experts your text uses, for pins
+    Profile(profile::Args),
     /// Check that a memory budget does not change a bit of the output
     Verify(verify::Args),
     /// Measure speed at several budgets, against plain llama.cpp too
@@ -93,6 +96,8 @@ impl ModelArgs {
 pub struct PlanArgs {
     #[command(flatten)]
     pub model: ModelArgs,
+    #[command(flatten)]
+    pub pinning: Pinning,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -117,6 +122,12 @@ pub struct RunArgs {
     /// Do not let the model end its answer
     #[arg(long)]
     pub ignore_eos: bool,
+    #[command(flatten)]
+    pub pinning: Pinning,
+    /// Add what is asked and answered now to the profile, which is made if
+    /// there is none
+    #[arg(long, requires = "profile", help_heading = "Pins")]
+    pub update_profile: bool,
     #[command(flatten)]
     pub sampling: SamplingArgs,
 }

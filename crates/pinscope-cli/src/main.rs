@@ -8,7 +8,10 @@ mod engine;
 mod generate;
 mod interrupt;
 mod launch;
+mod pinning;
 mod plan_cmd;
+mod plot;
+mod profile;
 mod ram;
 mod run;
 mod spin;
@@ -38,6 +41,7 @@ fn main() -> ExitCode {
             false => ExitCode::SUCCESS,
         }),
         Command::Plan(args) => plan_cmd::main(&args).map(|()| ExitCode::SUCCESS),
+        Command::Profile(args) => profile::main(&args),
         Command::Verify(args) => return verify::main(&args),
         Command::Bench(args) => return bench::main(&args),
         Command::Worker => return worker::main(),

@@ -78,13 +78,17 @@ unsafe extern "C" fn compute(backend: *mut Backend, graph: *mut Graph) -> i32 {
         return ffi::STATUS_FAILED;
     };
     let Shared { map, routers, .. } = &*shared;
-    match context.executor.compute(graph, map, routers, residency, &device::is_ours) {
+    let computed = context.executor.compute(graph, map, routers, residency, &device::is_ours);
+    if let Some((guide, news)) = guest::guide().zip(residency.take_news()) {
+        guide.say(&news);
+    }
+    match computed {
         Ok(()) => ffi::STATUS_SUCCESS,
         Err(ExecError::Status(status)) => status,
         Err(e) => {
             match guest::guide() {
                 // The program hears of it, and the next computation may succeed.
-                Some(guide) => guide.failed(&e.to_string()),
+                Some(guide) => guide.say(&e.to_string()),
                 None => shared.fail(e),
             }
             ffi::STATUS_FAILED

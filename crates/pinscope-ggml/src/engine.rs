@@ -5,12 +5,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pinscope::map::ExpertMap;
 use pinscope::policy::PolicyKind;
+use pinscope::profile::{PinPlan, RoutingCounts};
 use pinscope::reader::{ModelFiles, ReadError, ReaderKind};
 use pinscope::residency::{Residency, ResidencyError, ResidencyOptions, Stats};
 
 use crate::exec::predict::Routers;
 use crate::ffi::Incompatible;
-use crate::{api, device, guest};
+use crate::{api, device, guest, watch};
 
 /// How an [`Engine`] is set up.
 #[derive(Debug)]
@@ -23,6 +24,10 @@ pub struct EngineOptions {
     pub policy: PolicyKind,
     /// How experts are read.
     pub reader: ReaderKind,
+    /// Experts that do not give way.
+    pub pins: Option<PinPlan>,
+    /// Let pins follow the traffic.
+    pub repin: bool,
 }
 
 /// Why an [`Engine`] could not be set up.
@@ -80,20 +85,18 @@ impl Home {
             *self = match guide.residency(&shared.map, &shared.files, batch) {
                 Ok(residency) => Home::Made(Box::new(residency)),
                 Err(reason) => {
-                    guide.failed(&reason);
+                    guide.say(&reason);
                     Home::Refused
                 }
             };
         }
-        match self {
-            Home::Made(residency) => Some(residency),
-            Home::Waiting | Home::Refused => None,
-        }
+        self.made()
     }
 
-    fn stats(&self) -> Option<Stats> {
+    /// The residency, if it was made.
+    pub fn made(&mut self) -> Option<&mut Residency> {
         match self {
-            Home::Made(residency) => Some(residency.stats()),
+            Home::Made(residency) => Some(residency),
             Home::Waiting | Home::Refused => None,
         }
     }
@@ -124,7 +127,7 @@ impl Shared {
     /// What happened so far; `None` where nothing did, or where a computation
     /// is going on.
     pub fn stats_now(&self) -> Option<Stats> {
-        self.home.try_lock().ok()?.stats()
+        Some(self.home.try_lock().ok()?.made()?.stats())
     }
 
     /// Counts a buffer of weights.
@@ -144,7 +147,7 @@ impl Shared {
         if slot.is_none() {
             let reason = error.to_string();
             if let Some(guide) = guest::guide() {
-                guide.failed(&reason);
+                guide.say(&reason);
             }
             *slot = Some(reason);
         }
@@ -167,7 +170,7 @@ impl Engine {
         device::register()?;
         let map = Arc::new(options.map);
         let files = Arc::new(ModelFiles::open(map.files())?);
-        let (residency, notes) = Residency::new(
+        let (mut residency, notes) = Residency::new(
             Arc::clone(&map),
             Arc::clone(&files),
             &ResidencyOptions {
@@ -176,6 +179,9 @@ impl Engine {
                 reader: options.reader,
             },
         )?;
+        if let Some(pins) = &options.pins {
+            residency.pin(pins, options.repin);
+        }
         Self::with_residency(map, files, residency, notes)
     }
 
@@ -195,6 +201,7 @@ impl Engine {
         if !device::activate(&shared) {
             return Err(EngineError::Busy);
         }
+        watch::start(&shared);
         Ok(Self { shared, notes })
     }
 
@@ -204,15 +211,37 @@ impl Engine {
     /// # Errors
     /// A failed read.
     pub fn load_all(&self, progress: &mut dyn FnMut(f32)) -> Result<(), ResidencyError> {
-        match self.shared.home().open(&self.shared) {
+        match self.shared.home().made() {
             Some(residency) => residency.load_all(progress),
             None => Ok(()),
         }
     }
 
+    /// Loads the pinned experts. `progress` hears of 0.0 to 1.0.
+    ///
+    /// # Errors
+    /// A failed read.
+    pub fn load_pins(&self, progress: &mut dyn FnMut(f32)) -> Result<(), ResidencyError> {
+        match self.shared.home().made() {
+            Some(residency) => residency.load_pins(progress),
+            None => Ok(()),
+        }
+    }
+
+    /// What the router chose since the last call.
+    pub fn take_routing(&self) -> RoutingCounts {
+        let none = || RoutingCounts::new(0);
+        self.shared.home().made().map_or_else(none, Residency::take_routing)
+    }
+
+    /// What the user should hear of the pins since the last call.
+    pub fn take_news(&self) -> Option<String> {
+        self.shared.home().made()?.take_news()
+    }
+
     /// What happened so far.
     pub fn stats(&self) -> Stats {
-        self.shared.home().stats().unwrap_or_default()
+        self.shared.home().made().map(|r| r.stats()).unwrap_or_default()
     }
 
     /// Why a load or a decode failed, if it was this engine's doing; clears

@@ -13,9 +13,9 @@ use pinscope::reader::{ModelFiles, ReadError};
 use pinscope::residency::{Residency, Stats};
 
 use crate::api::{self, Lookup};
-use crate::device;
 use crate::engine::Shared;
 use crate::ffi::Incompatible;
+use crate::{device, watch};
 
 /// Decides about models that programs load by themselves.
 pub trait Guide: Send + Sync {
@@ -50,8 +50,9 @@ pub trait Guide: Send + Sync {
         batch: usize,
     ) -> Result<Residency, String>;
 
-    /// Something failed; ggml has no way to pass a text on.
-    fn failed(&self, reason: &str);
+    /// Something for the user to read: what failed, or what the pins do. ggml
+    /// has no way to pass a text on.
+    fn say(&self, text: &str);
 
     /// The program has freed the model, or ends. No statistics where it never
     /// computed, or ends in the middle of a computation.
@@ -122,11 +123,12 @@ pub(crate) fn adopt(
         return Ok(same.then_some(active));
     }
     let Some(map) = find() else { return Ok(None) };
-    let files = ModelFiles::open(map.files()).inspect_err(|e| guide.failed(&e.to_string()))?;
+    let files = ModelFiles::open(map.files()).inspect_err(|e| guide.say(&e.to_string()))?;
     let shared = Arc::new(Shared::waiting(map, Arc::new(files)));
     if !device::activate(&shared) {
         return Ok(None); // another thread was faster
     }
+    watch::start(&shared);
     guide.taken(&shared.map, &shared.files);
     Ok(Some(shared))
 }

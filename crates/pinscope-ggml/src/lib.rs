@@ -14,6 +14,7 @@ mod ffi;
 mod gguf;
 mod guest;
 mod sink;
+mod watch;
 
 pub use engine::{Engine, EngineError, EngineOptions};
 pub use exec::group::scratch_bytes;

@@ -36,7 +36,7 @@ impl Guide for Nobody {
     ) -> Result<Residency, String> {
         unreachable!()
     }
-    fn failed(&self, _: &str) {
+    fn say(&self, _: &str) {
         unreachable!()
     }
     fn released(&self, _: &ExpertMap, _: Option<Stats>) {

@@ -4,11 +4,12 @@ use std::collections::HashSet;
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use pinscope::map::{ExpertMap, MapError};
 use pinscope::memory::{format_bytes, Footprint};
+use pinscope::profile::{PinPlan, Profile, ProfiledModel};
 use pinscope::reader::ModelFiles;
 use pinscope::residency::{Residency, ResidencyOptions, Stats};
 use pinscope_ggml::{Guide, ReadMapError};
@@ -94,16 +95,22 @@ impl Guide for PluginGuide {
         let (mut residency, notes) = Residency::new(Arc::clone(map), Arc::clone(files), &options)
             .map_err(|e| e.to_string())?;
         plan.warnings.iter().chain(&notes).for_each(|note| say(note));
-        // PROFILE: the one place where a profile (PINSCOPE_PROFILE) is read
-        // and the experts that it names hottest are loaded and pinned.
         if plan.fits_all {
             residency.load_all(&mut |_| {}).map_err(|e| e.to_string())?;
+        } else if let Some(path) = &self.settings.profile {
+            match pins(path, &residency) {
+                Ok(pins) => {
+                    residency.pin(&pins, true);
+                    residency.load_pins(&mut |_| {}).map_err(|e| e.to_string())?;
+                }
+                Err(why) => say(&format!("PINSCOPE_PROFILE: {why}. Nothing is pinned")),
+            }
         }
         Ok(residency)
     }
 
-    fn failed(&self, reason: &str) {
-        say(reason);
+    fn say(&self, text: &str) {
+        say(text);
     }
 
     fn released(&self, map: &ExpertMap, stats: Option<Stats>) {
@@ -112,6 +119,14 @@ impl Guide for PluginGuide {
             say(&format!("{}: {}", name(map), summary(&stats)));
         }
     }
+}
+
+/// What the profile at `path` would pin.
+fn pins(path: &Path, residency: &Residency) -> Result<PinPlan, String> {
+    let profile = Profile::load(path).map_err(|e| e.to_string())?;
+    let model = ProfiledModel::of(residency.map()).map_err(|e| e.to_string())?;
+    profile.check(&model).map_err(|e| e.to_string())?;
+    Ok(PinPlan::new(&profile, residency.map(), residency.layout(), None))
 }
 
 /// File name of the model, as messages give it.

@@ -1,5 +1,7 @@
 //! What the user asks for, from the environment: a library has no command line.
 
+use std::path::PathBuf;
+
 use pinscope::memory::{parse_ram, Memory};
 use pinscope::policy::PolicyKind;
 use pinscope::reader::ReaderKind;
@@ -13,6 +15,8 @@ pub struct Settings {
     pub policy: PolicyKind,
     /// How experts are read (`PINSCOPE_READER`).
     pub reader: ReaderKind,
+    /// What to pin (`PINSCOPE_PROFILE`).
+    pub profile: Option<PathBuf>,
 }
 
 impl Settings {
@@ -48,7 +52,8 @@ impl Settings {
                 return Err(format!("PINSCOPE_READER: \"{other}\" is not auto, uring or pread"))
             }
         };
-        Ok(Self { ram, policy, reader })
+        let profile = get("PINSCOPE_PROFILE").map(PathBuf::from);
+        Ok(Self { ram, policy, reader, profile })
     }
 }
 
@@ -72,6 +77,7 @@ mod tests {
             ram: memory.default_ram(),
             policy: PolicyKind::default(),
             reader: ReaderKind::Auto,
+            profile: None,
         };
         assert_eq!(read(&[]), Ok(want));
     }
@@ -82,8 +88,14 @@ mod tests {
             ("PINSCOPE_RAM", "25%"),
             ("PINSCOPE_POLICY", "lru"),
             ("PINSCOPE_READER", "pread"),
+            ("PINSCOPE_PROFILE", "/p"),
         ]);
-        let want = Settings { ram: 4 * GIB, policy: PolicyKind::Lru, reader: ReaderKind::Pread };
+        let want = Settings {
+            ram: 4 * GIB,
+            policy: PolicyKind::Lru,
+            reader: ReaderKind::Pread,
+            profile: Some("/p".into()),
+        };
         assert_eq!(got, Ok(want));
     }
 

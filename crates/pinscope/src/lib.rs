@@ -10,6 +10,8 @@ pub mod map;
 pub mod memory;
 pub mod plan;
 pub mod policy;
+pub mod pressure;
+pub mod profile;
 pub mod reader;
 pub mod residency;
 mod splitmix;

@@ -37,7 +37,7 @@ fn model(dir: &Path) -> (Arc<ExpertMap>, Vec<u8>) {
     }
     let path = dir.join("model");
     std::fs::File::create(&path).unwrap().write_all(&bytes).unwrap();
-    let files = vec![ModelFile { path, len: bytes.len() as u64 }];
+    let files = vec![ModelFile { path, len: bytes.len() as u64, header_len: 0 }];
     (Arc::new(ExpertMap::new(files, tensors, 2).unwrap()), bytes)
 }
 
@@ -59,7 +59,8 @@ fn pass(
     layer: usize,
     experts: &[u32],
 ) -> Result<(), ResidencyError> {
-    let demand: Vec<_> = experts.iter().map(|&expert| Demand { expert, tokens: 1 }).collect();
+    let demand: Vec<_> =
+        experts.iter().map(|&expert| Demand { expert, tokens: 1, weight: 0.5 }).collect();
     let mut left: HashSet<u32> = experts.iter().copied().collect();
     r.begin(layer, 1, &demand)?;
     // A predictor of no use at all must do no harm either.
@@ -97,6 +98,9 @@ fn passes() -> impl Strategy<Value = Vec<(usize, Vec<u32>)>> {
     let pass = (0..3usize, experts.prop_map(|s| s.into_iter().collect()));
     prop::collection::vec(pass, 1..30)
 }
+
+mod pins;
+mod shrink;
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
