@@ -100,6 +100,8 @@ impl Guide for PluginGuide {
         } else if let Some(path) = &self.settings.profile {
             match pins(path, &residency) {
                 Ok(pins) => {
+                    let experts = pins.pins.len();
+                    say(&format!("pins the {experts} experts that the profile names hottest"));
                     residency.pin(&pins, true);
                     residency.load_pins(&mut |_| {}).map_err(|e| e.to_string())?;
                 }

@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use common::{library, Program};
+use pinscope::profile::{Profile, ProfiledModel, RoutingCounts};
+use pinscope_ggml::read_map;
 use pinscope_models::gguf::{Header, Value};
 use pinscope_models::synth::{self, Shape};
 
@@ -156,6 +158,39 @@ fn a_file_that_is_no_sound_mixture_of_experts_leaves_the_program_as_it_was() {
     let out = Program::new(&[&path]).plugin("4G").run();
     assert_eq!(out.results, Program::new(&[&path]).run().results);
     assert!(!out.log.contains("takes over"), "{}", out.log);
+}
+
+/// A profile that says that experts `hot` of each layer get all the traffic.
+fn profile(model: &Path, hot: std::ops::Range<usize>) -> Profile {
+    let map = read_map(model).unwrap();
+    let mut profile = Profile::new(ProfiledModel::of(&map).unwrap());
+    let mut piece = RoutingCounts::new(profile.model().experts());
+    let per_layer = map.experts_per_layer() as usize;
+    piece.decode.tokens = 100.0;
+    for (i, chosen) in piece.decode.chosen.iter_mut().enumerate() {
+        *chosen = if hot.contains(&(i % per_layer)) { 100.0 } else { 0.0 };
+    }
+    profile.record(&piece);
+    profile.record(&piece);
+    profile
+}
+
+#[test]
+fn a_profile_pins_experts_and_one_of_another_model_is_refused() {
+    let dir = folder();
+    let (model, other) = (model(dir.path(), "tiny-qwen3moe"), model(dir.path(), "tiny-mixtral"));
+    let path = dir.path().join("a.profile");
+    profile(&model, 0..2).save(&path).unwrap();
+    let ram = small_budget(&model);
+    let out = Program::new(&[&model]).plugin(&ram).env("PINSCOPE_PROFILE", &path).run();
+    assert_eq!(out.results, plain(&[&model]));
+    assert!(out.log.contains("PinScope: pins the "), "{}", out.log);
+
+    profile(&other, 0..2).save(&path).unwrap();
+    let out = Program::new(&[&model]).plugin(&ram).env("PINSCOPE_PROFILE", &path).run();
+    assert_eq!(out.results, plain(&[&model]));
+    assert!(out.log.contains("the profile is of another model"), "{}", out.log);
+    assert!(!out.log.contains("PinScope: pins"), "{}", out.log);
 }
 
 #[test]
