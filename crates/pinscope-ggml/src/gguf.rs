@@ -194,11 +194,12 @@ impl Header {
     ) -> Result<(), ReadMapError> {
         let damaged = || ReadMapError::Damaged { path: show(&self.path) };
         let file = u16::try_from(files.len()).map_err(|_| damaged())?;
-        files.push(ModelFile { path: self.path.clone(), len: self.len });
+        // SAFETY: `gguf` is alive.
+        let data = unsafe { ffi::gguf_get_data_offset(self.gguf) as u64 };
+        files.push(ModelFile { path: self.path.clone(), len: self.len, header_len: data });
         // SAFETY: `gguf` and `meta` are alive, indices are below the count,
         // and the name that ggml returns is terminated.
         unsafe {
-            let data = ffi::gguf_get_data_offset(self.gguf) as u64;
             for i in 0..ffi::gguf_get_n_tensors(self.gguf) {
                 let name = ffi::gguf_get_tensor_name(self.gguf, i);
                 let tensor = ffi::ggml_get_tensor(self.meta, name).as_ref().ok_or_else(damaged)?;

@@ -212,7 +212,7 @@ mod tests {
                 offset += size;
             }
         }
-        let files = vec![ModelFile { path: "m".into(), len: offset }];
+        let files = vec![ModelFile { path: "m".into(), len: offset, header_len: 0 }];
         ExpertMap::new(files, tensors, 1).unwrap()
     }
 

@@ -32,6 +32,8 @@ pub struct ModelFile {
     pub path: PathBuf,
     /// Length, bytes.
     pub len: u64,
+    /// Bytes before the first tensor: what says which model this is.
+    pub header_len: u64,
 }
 
 /// What a weight matrix of an expert is for.
@@ -308,7 +310,7 @@ mod tests {
     use super::*;
 
     fn files(len: u64) -> Vec<ModelFile> {
-        vec![ModelFile { path: "m.gguf".into(), len }]
+        vec![ModelFile { path: "m.gguf".into(), len, header_len: 0 }]
     }
 
     fn tensor(name: &str, offset: u64, size: u64, experts: u64) -> TensorInfo {

@@ -214,7 +214,7 @@ mod tests {
                 });
             }
         }
-        let files = vec![ModelFile { path: "m".into(), len: 202 * MIB }];
+        let files = vec![ModelFile { path: "m".into(), len: 202 * MIB, header_len: 0 }];
         ExpertMap::new(files, tensors, 2).unwrap()
     }
 

@@ -57,7 +57,7 @@ impl ModelFiles {
 
     fn open_with(files: &[ModelFile], direct: bool) -> Result<ModelFiles, ReadError> {
         let mut opened = ModelFiles { files: Vec::with_capacity(files.len()), notes: Vec::new() };
-        for ModelFile { path, len } in files {
+        for ModelFile { path, len, .. } in files {
             let f = OpenFile::open(path, direct)
                 .map_err(|source| ReadError::Open { path: path.clone(), source })?;
             if f.stamp.size != *len {

@@ -276,7 +276,7 @@ mod tests {
     /// chunks that it hands out for it.
     fn started(len: usize) -> (WorkQueue, ModelFiles, Vec<Chunk>) {
         let file = tempfile::NamedTempFile::new().unwrap();
-        let model = ModelFile { path: file.path().into(), len: 0 };
+        let model = ModelFile { path: file.path().into(), len: 0, header_len: 0 };
         let files = ModelFiles::open(&[model]).unwrap();
         let options = ReaderOptions { chunk: CHUNK, depth: 3, prefetch_depth: 1, threads: 1 };
         let mut queue = WorkQueue::new(options);

@@ -38,7 +38,7 @@ impl Fixture {
     }
 
     fn model(&self) -> Vec<ModelFile> {
-        vec![ModelFile { path: self.path.clone(), len: self.bytes.len() as u64 }]
+        vec![ModelFile { path: self.path.clone(), len: self.bytes.len() as u64, header_len: 0 }]
     }
 
     fn files(&self) -> Arc<ModelFiles> {

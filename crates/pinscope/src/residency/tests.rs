@@ -37,7 +37,7 @@ fn model(dir: &Path) -> (Arc<ExpertMap>, Vec<u8>) {
     }
     let path = dir.join("model");
     std::fs::File::create(&path).unwrap().write_all(&bytes).unwrap();
-    let files = vec![ModelFile { path, len: bytes.len() as u64 }];
+    let files = vec![ModelFile { path, len: bytes.len() as u64, header_len: 0 }];
     (Arc::new(ExpertMap::new(files, tensors, 2).unwrap()), bytes)
 }
 
