@@ -8,9 +8,11 @@ mod engine;
 mod generate;
 mod interrupt;
 mod launch;
+mod pin;
 mod plan_cmd;
 mod ram;
 mod run;
+mod signals;
 mod spin;
 mod style;
 mod text;
@@ -38,6 +40,7 @@ fn main() -> ExitCode {
             false => ExitCode::SUCCESS,
         }),
         Command::Plan(args) => plan_cmd::main(&args).map(|()| ExitCode::SUCCESS),
+        Command::Pin(args) => pin::main(&args).map(|()| ExitCode::SUCCESS),
         Command::Verify(args) => return verify::main(&args),
         Command::Bench(args) => return bench::main(&args),
         Command::Worker => return worker::main(),

@@ -4,17 +4,18 @@
 //! exclusive `flock` on it as long as it lives: whoever gets a lock on the file
 //! knows that the daemon is gone, even if it was killed.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Write};
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::policy::ExpertId;
+use crate::profile::ModelId;
 
 /// Version of the file's format.
 const VERSION: u32 = 1;
@@ -22,8 +23,8 @@ const VERSION: u32 = 1;
 /// Hexadecimal digits of a model's id in a file name.
 const NAME_DIGITS: usize = 16;
 
-/// Times that a claim looks again when somebody else is at work on the file.
-const TRIES: u32 = 50;
+/// Times that a claim tries: somebody may be looking at the file for a moment.
+const TRIES: u32 = 10;
 
 /// Why a daemon cannot advertise itself.
 #[derive(Debug, Error)]
@@ -64,7 +65,7 @@ struct Content {
 
 #[derive(Debug, Serialize, Deserialize)]
 struct ModelNames {
-    /// What the model is, whatever its file is called.
+    /// A [`ModelId`].
     id: String,
     /// The first file, for people.
     path: PathBuf,
@@ -98,26 +99,27 @@ impl Pinned {
 }
 
 impl Advert {
-    /// Claims the model `model_id` (hexadecimal) for this process, before
-    /// anything is locked.
+    /// Claims the model `id`, whose first file is `model`, for this process,
+    /// before anything is locked.
     ///
     /// # Errors
     /// [`AdvertError::Taken`] if another daemon has it, and if the runtime
     /// folder is not usable or not ours alone.
-    pub fn claim(model_id: &str, model: &Path) -> Result<Advert, AdvertError> {
-        Advert::claim_in(&own_folder()?, model_id, model)
+    pub fn claim(id: ModelId, model: &Path) -> Result<Advert, AdvertError> {
+        Advert::claim_in(&own_folder()?, &id.to_string(), model)
     }
 
-    fn claim_in(folder: &Path, model_id: &str, model: &Path) -> Result<Advert, AdvertError> {
-        let path = folder.join(file_name(model_id));
+    fn claim_in(folder: &Path, id: &str, model: &Path) -> Result<Advert, AdvertError> {
+        let path = folder.join(file_name(id));
         let content = Content {
             version: VERSION,
             pid: std::process::id(),
-            model: ModelNames { id: model_id.to_owned(), path: model.to_owned() },
+            model: ModelNames { id: id.to_owned(), path: model.to_owned() },
             experts: Vec::new(),
         };
         let fail = |source| AdvertError::Write { path: path.clone(), source };
         let temporary = Temporary::write(folder, &content).map_err(fail)?;
+        let mut owner = None;
         for _ in 0..TRIES {
             // A link, unlike a rename, never replaces what is there.
             match fs::hard_link(&temporary.path, &path) {
@@ -129,14 +131,15 @@ impl Advert {
                 Err(e) => return Err(fail(e)),
             }
             if !remove_if_stale(&path).map_err(fail)? {
-                if let Some(pid) = read(&path).filter(|(_, f)| is_locked(f)).map(|(c, _)| c.pid) {
-                    return Err(AdvertError::Taken { pid });
-                }
-                // Locked by somebody who only looks, or replaced just now.
+                // A daemon, or somebody who looks whether it is one.
+                owner = read(&path).map(|(content, _)| content.pid);
                 std::thread::sleep(Duration::from_millis(10));
             }
         }
-        Err(fail(io::Error::other("other processes keep changing it")))
+        match owner {
+            Some(pid) => Err(AdvertError::Taken { pid }),
+            None => Err(fail(io::Error::other("another program holds it"))),
+        }
     }
 
     /// Says that all pages of `experts` are locked now, hottest first.
@@ -154,17 +157,17 @@ impl Advert {
         Ok(())
     }
 
-    /// What a living daemon of this user keeps locked of the model `model_id`
-    /// (hexadecimal), if there is one that is ready.
-    pub fn find(model_id: &str) -> Option<Pinned> {
-        Advert::find_in(&folder_path(), model_id)
+    /// What a living daemon of this user keeps locked of the model `id`, if
+    /// there is one that is ready.
+    pub fn find(id: ModelId) -> Option<Pinned> {
+        Advert::find_in(&folder_path(), &id.to_string())
     }
 
-    fn find_in(folder: &Path, model_id: &str) -> Option<Pinned> {
+    fn find_in(folder: &Path, id: &str) -> Option<Pinned> {
         // Somebody else's folder could promise anything.
         check_own(folder).ok()?;
-        let (content, file) = read(&folder.join(file_name(model_id)))?;
-        let fits = content.version == VERSION && content.model.id == model_id;
+        let (content, file) = read(&folder.join(file_name(id)))?;
+        let fits = content.version == VERSION && content.model.id == id;
         if !fits || content.experts.is_empty() || !is_locked(&file) {
             return None;
         }
@@ -188,16 +191,19 @@ struct Temporary {
 
 impl Temporary {
     fn write(folder: &Path, content: &Content) -> io::Result<Temporary> {
-        let name = format!(".{}.{}", file_name(&content.model.id), std::process::id());
-        let path = folder.join(name);
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let path = folder.join(format!(
+            ".{}.{}.{number}",
+            file_name(&content.model.id),
+            std::process::id()
+        ));
         // A daemon with our process id may have been killed here.
         let _ = fs::remove_file(&path);
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
         let mut temporary = Temporary { path, file };
         temporary.file.write_all(&serde_json::to_vec(content)?)?;
-        if !try_lock(&temporary.file, libc::LOCK_EX) {
-            return Err(io::Error::last_os_error());
-        }
+        temporary.file.try_lock()?;
         Ok(temporary)
     }
 }
@@ -216,15 +222,19 @@ fn remove_if_stale(path: &Path) -> io::Result<bool> {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(true),
         Err(e) => return Err(e),
     };
-    if !try_lock(&file, libc::LOCK_EX) {
-        return Ok(false);
+    if let Err(e) = file.try_lock() {
+        return match e {
+            TryLockError::WouldBlock => Ok(false),
+            TryLockError::Error(e) => Err(e),
+        };
     }
     // Another daemon may have replaced it meanwhile; that one is alive.
-    let same = fs::metadata(path)?.ino() == file.metadata()?.ino();
-    if same {
-        fs::remove_file(path)?;
+    match fs::metadata(path) {
+        Ok(meta) if meta.ino() == file.metadata()?.ino() => fs::remove_file(path).map(|()| true),
+        Ok(_) => Ok(false),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(true),
+        Err(e) => Err(e),
     }
-    Ok(same)
 }
 
 fn read(path: &Path) -> Option<(Content, File)> {
@@ -234,23 +244,19 @@ fn read(path: &Path) -> Option<(Content, File)> {
     Some((serde_json::from_slice(&text).ok()?, file))
 }
 
-/// Whether somebody holds the daemon's lock.
+/// Whether somebody holds the daemon's lock. What cannot be asked is not relied on.
 fn is_locked(file: &File) -> bool {
-    if try_lock(file, libc::LOCK_SH) {
-        // SAFETY: a system call on an open descriptor.
-        unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_UN) };
-        return false;
+    match file.try_lock_shared() {
+        Ok(()) => {
+            let _ = file.unlock();
+            false
+        }
+        Err(e) => matches!(e, TryLockError::WouldBlock),
     }
-    io::Error::last_os_error().kind() == io::ErrorKind::WouldBlock
 }
 
-fn try_lock(file: &File, kind: libc::c_int) -> bool {
-    // SAFETY: a system call on an open descriptor.
-    unsafe { libc::flock(file.as_raw_fd(), kind | libc::LOCK_NB) == 0 }
-}
-
-fn file_name(model_id: &str) -> String {
-    let short: String = model_id.chars().take(NAME_DIGITS).collect();
+fn file_name(id: &str) -> String {
+    let short: String = id.chars().take(NAME_DIGITS).collect();
     format!("pin-{short}.json")
 }
 
@@ -376,21 +382,11 @@ mod tests {
         let dir = folder();
         fs::write(dir.path().join(file_name(ID)), "left behind").unwrap();
         let results: Vec<_> = std::thread::scope(|scope| {
-            // One process has one temporary name, so each thread has its own claim
-            // through a model id that shares the advert's name.
-            let start = |n: u32| {
-                let dir = dir.path();
-                move || {
-                    let id = format!("{}{n:x}", &ID[..NAME_DIGITS]);
-                    let temporary = dir.join(format!("{n}"));
-                    fs::create_dir(&temporary).unwrap();
-                    Advert::claim_in(dir, &id, Path::new("/m.gguf"))
-                }
-            };
-            let threads: Vec<_> = (0..1).map(|n| scope.spawn(start(n))).collect();
+            let threads: Vec<_> = (0..8).map(|_| scope.spawn(|| claim(&dir))).collect();
             threads.into_iter().map(|t| t.join().unwrap()).collect()
         });
-        assert_eq!(results.iter().filter(|r| r.is_ok()).count(), 1);
+        assert_eq!(results.iter().filter(|r| r.is_ok()).count(), 1, "{results:?}");
+        assert_eq!(files(&dir), 1);
     }
 
     #[test]

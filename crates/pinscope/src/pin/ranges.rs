@@ -44,13 +44,13 @@ impl Selection {
             experts: Vec::new(),
             bytes: 0,
         };
-        selection.dense_complete = selection.add_dense(map, budget);
         selection.extend(map, order, budget);
         selection
     }
 
-    /// Adds the next experts of `order`, up to `budget` bytes in all.
+    /// Goes on as if the budget had been `budget` bytes in all.
     pub fn extend(&mut self, map: &ExpertMap, order: &[ExpertId], budget: u64) {
+        self.dense_complete = self.add_dense(map, budget);
         if !self.dense_complete {
             return;
         }
@@ -85,7 +85,7 @@ impl Selection {
         self.dense.iter().map(|p| p.ranges().collect()).collect()
     }
 
-    /// What is selected here and not in `other`, a selection of the same model.
+    /// What is selected here and not in `other`, ranges of the same files.
     pub fn beyond(&self, other: &FileRanges) -> FileRanges {
         let less = |(all, other): (&Pages, &Vec<Range<u64>>)| {
             let mut without = Pages::default();
@@ -119,7 +119,7 @@ impl Selection {
         for tensor in tensors {
             let file = usize::from(tensor.file);
             for mut gap in self.all[file].missing(self.widen(tensor.offset, tensor.size)) {
-                let room = (budget - self.bytes) / self.page * self.page;
+                let room = budget.saturating_sub(self.bytes) / self.page * self.page;
                 let cut = gap.end - gap.start > room;
                 gap.end = gap.end.min(gap.start + room);
                 self.bytes += gap.end - gap.start;

@@ -41,7 +41,8 @@ impl Sketch {
                 tensors.push(TensorInfo { name, file, offset, size, ne: [1, 1, n, 1] });
             }
         }
-        let files = ends.iter().map(|&len| ModelFile { path: "m".into(), len }).collect();
+        let files =
+            ends.iter().map(|&len| ModelFile { path: "m".into(), len, header_len: 0 }).collect();
         ExpertMap::new(files, tensors, 1).ok()
     }
 }
@@ -147,7 +148,8 @@ fn small() -> ExpertMap {
         tensor("blk.0.ffn_up_exps.weight", 44, 16, 2),
         tensor("blk.0.ffn_down_exps.weight", 84, 16, 2),
     ];
-    ExpertMap::new(vec![ModelFile { path: "m".into(), len: 100 }], tensors, 1).unwrap()
+    ExpertMap::new(vec![ModelFile { path: "m".into(), len: 100, header_len: 0 }], tensors, 1)
+        .unwrap()
 }
 
 #[test]
