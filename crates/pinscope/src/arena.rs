@@ -79,6 +79,9 @@ pub struct Arena {
     base: NonNull<u8>,
     len: usize,
     registered: Vec<AtomicBool>,
+    /// Units of which a part was released: neither populated nor registered,
+    /// which would take the memory again.
+    holes: Vec<AtomicBool>,
     /// End of what was used so far, bytes.
     used: AtomicUsize,
 }
@@ -109,8 +112,8 @@ impl Arena {
             unsafe { libc::madvise(base.as_ptr().cast(), len, advice) };
         }
         let units = len.div_ceil(REGISTER_UNIT);
-        let registered = (0..units).map(|_| AtomicBool::new(false)).collect();
-        Ok(Arena { base, len, registered, used: AtomicUsize::new(0) })
+        let flags = || (0..units).map(|_| AtomicBool::new(false)).collect();
+        Ok(Arena { base, len, registered: flags(), holes: flags(), used: AtomicUsize::new(0) })
     }
 
     /// Has the kernel take and clear the memory [`AHEAD`] of its use, by a
@@ -132,13 +135,15 @@ impl Arena {
                     std::thread::sleep(Duration::from_millis(2));
                     continue;
                 }
-                // SAFETY: a whole huge page inside the mapping; populating
-                // leaves the contents of memory that is in use as they are.
-                let rc = unsafe {
-                    libc::madvise(arena.ptr(at).cast(), HUGE_PAGE, libc::MADV_POPULATE_WRITE)
-                };
-                if rc != 0 {
-                    return;
+                if !arena.has_hole(at / REGISTER_UNIT) {
+                    // SAFETY: a whole huge page inside the mapping; populating
+                    // leaves the contents of memory that is in use as they are.
+                    let rc = unsafe {
+                        libc::madvise(arena.ptr(at).cast(), HUGE_PAGE, libc::MADV_POPULATE_WRITE)
+                    };
+                    if rc != 0 {
+                        return;
+                    }
                 }
                 at += HUGE_PAGE;
             }
@@ -212,7 +217,8 @@ impl Arena {
     }
 
     /// Gives the whole pages inside `range` back to the kernel; they read as
-    /// zeros afterwards.
+    /// zeros afterwards, and are taken again one by one when they are written
+    /// to.
     ///
     /// # Errors
     /// [`ArenaError::Registered`] while an io_uring reader has any of them
@@ -228,13 +234,43 @@ impl Arena {
         if self.registered[units].iter().any(|r| r.load(Ordering::Acquire)) {
             return Err(ArenaError::Registered { start, end });
         }
+        for hole in &self.holes[start / REGISTER_UNIT..end.div_ceil(REGISTER_UNIT)] {
+            hole.store(true, Ordering::Release);
+        }
         // SAFETY: inside the mapping; the owner of the range asked for it.
-        let rc = unsafe { libc::madvise(self.ptr(start).cast(), end - start, libc::MADV_DONTNEED) };
+        // Locked pages would be kept, and huge pages be put together again.
+        let rc = unsafe {
+            let at = self.ptr(start).cast();
+            libc::munlock(at, end - start);
+            libc::madvise(at, end - start, libc::MADV_NOHUGEPAGE);
+            libc::madvise(at, end - start, libc::MADV_DONTNEED)
+        };
         if rc == 0 {
             return Ok(());
         }
         let source = io::Error::last_os_error();
         Err(ArenaError::Release { start, end, source })
+    }
+
+    /// What was released is used again, but for the ranges that
+    /// `still_released` lists.
+    pub fn reuse(&self, range: Range<usize>, still_released: &[Range<usize>]) {
+        self.check(&range);
+        for (unit, hole) in self.holes.iter().enumerate() {
+            let (start, end) = (unit * REGISTER_UNIT, (unit + 1) * REGISTER_UNIT);
+            let still = still_released.iter().any(|r| r.start < end && start < r.end);
+            hole.store(still, Ordering::Release);
+        }
+        let start = range.start.next_multiple_of(HUGE_PAGE).min(range.end);
+        // SAFETY: inside the mapping. Huge pages are a wish.
+        unsafe {
+            libc::madvise(self.ptr(start).cast(), range.end - start, libc::MADV_HUGEPAGE);
+        }
+    }
+
+    /// Whether part of a unit of [`REGISTER_UNIT`] bytes is released.
+    pub(crate) fn has_hole(&self, unit: usize) -> bool {
+        self.holes[unit].load(Ordering::Acquire)
     }
 
     /// Notes that a reader registered unit `unit` with the kernel, or no

@@ -11,6 +11,7 @@ pub mod memory;
 pub mod pin;
 pub mod plan;
 pub mod policy;
+pub mod pressure;
 pub mod profile;
 pub mod reader;
 pub mod residency;

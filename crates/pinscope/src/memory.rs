@@ -30,14 +30,26 @@ impl Memory {
         Memory::below(Path::new("/"))
     }
 
-    /// As [`now`](Self::now), with another root for `/proc` and `/sys`.
-    fn below(root: &Path) -> io::Result<Memory> {
+    /// What the machine has, without regard to cgroups.
+    ///
+    /// # Errors
+    /// As [`now`](Self::now).
+    pub fn of_machine() -> io::Result<Memory> {
+        Memory::in_meminfo(Path::new("/"))
+    }
+
+    fn in_meminfo(root: &Path) -> io::Result<Memory> {
         let info = fs::read_to_string(root.join("proc/meminfo"))?;
         let field = |name: &str| {
             kib_field(&info, name)
                 .ok_or_else(|| io::Error::other(format!("/proc/meminfo has no {name}")))
         };
-        let mut memory = Memory { total: field("MemTotal:")?, available: field("MemAvailable:")? };
+        Ok(Memory { total: field("MemTotal:")?, available: field("MemAvailable:")? })
+    }
+
+    /// As [`now`](Self::now), with another root for `/proc` and `/sys`.
+    fn below(root: &Path) -> io::Result<Memory> {
+        let mut memory = Memory::in_meminfo(root)?;
         // No file, no cgroups.
         let groups = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
         for line in groups.lines() {

@@ -96,6 +96,18 @@ impl Policy for Lfu {
         }
     }
 
+    fn warm(&mut self, e: ExpertId, rate: f64) {
+        // The limit of 1 + d + d^2 + ... selections at that rate.
+        let l = self.shape.layer(e);
+        let old = self.key(e);
+        self.count[e.0 as usize] = rate / (1.0 - self.decay) * self.layers[l].step;
+        if self.resident[e.0 as usize] {
+            let new = self.key(e);
+            self.layers[l].order.remove(&old);
+            self.layers[l].order.insert(new);
+        }
+    }
+
     fn on_token(&mut self) {
         self.layers.iter_mut().for_each(|l| l.fresh = true);
     }

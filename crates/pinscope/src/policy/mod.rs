@@ -61,6 +61,10 @@ pub trait Policy: Send {
     /// batch (at least 1) with mean weight `weight`.
     fn on_select(&mut self, e: ExpertId, tokens: u32, weight: f32);
 
+    /// Expect `e` to be chosen `rate` times a token (0 to 1), as a profile
+    /// says, before anything was. Policies without a memory ignore it.
+    fn warm(&mut self, _e: ExpertId, _rate: f64) {}
+
     /// One token, or one prompt batch, is over or the next one begins.
     fn on_token(&mut self);
 

@@ -16,6 +16,7 @@ pub use counts::{PhaseCounts, RoutingCounts};
 pub use coverage::Coverage;
 pub use file::ProfileError;
 pub use model_id::ModelId;
+pub(crate) use pins::choose_pins;
 pub use pins::PinPlan;
 
 use crate::map::ExpertMap;
@@ -134,7 +135,7 @@ impl Profile {
 }
 
 /// Experts with a rate above 0, the largest first; equal ones as in the file.
-fn hottest(rate: &[f64]) -> Vec<ExpertId> {
+pub(crate) fn hottest(rate: &[f64]) -> Vec<ExpertId> {
     let mut ids: Vec<usize> = (0..rate.len()).filter(|&i| rate[i] > 0.0).collect();
     ids.sort_by(|&a, &b| rate[b].total_cmp(&rate[a]));
     ids.into_iter().map(|i| ExpertId(i as u32)).collect()

@@ -46,25 +46,28 @@ impl PinPlan {
         let lift = if room < 1.0 { ((served - room) / (1.0 - room)).clamp(0.0, 1.0) } else { 1.0 };
         let share = share.unwrap_or(lift).clamp(0.0, 1.0);
 
-        let quota = quotas(map, layout, share);
+        // Where all experts have a place, none needs protection.
+        let slots: Vec<u64> =
+            layout.classes.iter().map(|c| if c.is_full() { 0 } else { c.slots }).collect();
         let rate = profile.rate();
-        let pins = take(&hottest(&rate), map, layout, &quota);
-        let promise = promise(profile, map, layout, &quota);
+        let pins = choose_pins(&hottest(&rate), map, layout, &slots, share);
+        let promise = promise(profile, map, layout, &slots, share);
         Self { pins, share, promise, rate, flat: lift < FLAT }
     }
 }
 
-/// Pins of each size class.
-fn quotas(map: &ExpertMap, layout: &Layout, share: f64) -> Vec<u64> {
+/// The first of `order` that may be pinned, with `slots` in each size class of
+/// `layout` of which pins may take a `share`.
+pub(crate) fn choose_pins(
+    order: &[ExpertId],
+    map: &ExpertMap,
+    layout: &Layout,
+    slots: &[u64],
+    share: f64,
+) -> Vec<ExpertId> {
     let free = FREE_LAYERS * u64::from(map.top_k());
-    let quota = |slots: u64| ((slots as f64 * share) as u64).min(slots.saturating_sub(free));
-    // Where all experts have a place, none needs protection.
-    layout.classes.iter().map(|c| if c.is_full() { 0 } else { quota(c.slots) }).collect()
-}
-
-/// The first of `order` that fit the quotas.
-fn take(order: &[ExpertId], map: &ExpertMap, layout: &Layout, quota: &[u64]) -> Vec<ExpertId> {
-    let mut left = quota.to_vec();
+    let quota = |&n: &u64| ((n as f64 * share) as u64).min(n.saturating_sub(free));
+    let mut left: Vec<u64> = slots.iter().map(quota).collect();
     let mut taken = Vec::new();
     for &id in order {
         let layer = (id.0 / map.experts_per_layer()) as usize;
@@ -78,12 +81,12 @@ fn take(order: &[ExpertId], map: &ExpertMap, layout: &Layout, quota: &[u64]) -> 
 }
 
 /// Share of one half's choices that pins after the other half serve; mean of both.
-fn promise(profile: &Profile, map: &ExpertMap, layout: &Layout, quota: &[u64]) -> f64 {
+fn promise(profile: &Profile, map: &ExpertMap, layout: &Layout, slots: &[u64], share: f64) -> f64 {
     let [a, b] = profile.halves();
     let (a, b) = (a.rate(), b.rate());
     let judge = |chooser: &[f64], judge: &[f64]| {
         let all: f64 = judge.iter().sum();
-        let pins = take(&hottest(chooser), map, layout, quota);
+        let pins = choose_pins(&hottest(chooser), map, layout, slots, share);
         let served: f64 = pins.iter().map(|id| judge[id.0 as usize]).sum();
         (all > 0.0).then(|| served / all)
     };

@@ -4,6 +4,7 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::ops::Range;
 use std::path::PathBuf;
 
 use super::{ReadDone, ReadError, ReadRequest, Reader};
@@ -153,6 +154,10 @@ impl Reader for FaultyReader {
         if let Some((&inner, _)) = wanted {
             self.inner.promote(inner);
         }
+    }
+
+    fn forget(&mut self, range: Range<usize>) {
+        self.inner.forget(range);
     }
 
     fn outstanding(&self) -> usize {

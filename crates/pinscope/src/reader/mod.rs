@@ -12,6 +12,7 @@ mod pread;
 mod queue;
 mod uring;
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::arena::Arena;
@@ -94,6 +95,11 @@ pub trait Reader: Send {
     /// Makes the prefetch `tag`, if still outstanding, a demand read (behind
     /// those already queued).
     fn promote(&mut self, tag: u64);
+
+    /// Lets go of what the reader holds of the arena's `range`, so that it can
+    /// be released; nothing of it is being read. Readers that hold nothing do
+    /// nothing.
+    fn forget(&mut self, _range: Range<usize>) {}
 
     /// Requests submitted and not yet given back.
     fn outstanding(&self) -> usize;

@@ -2,6 +2,7 @@
 //! completions collected without a system call.
 
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 
 use io_uring::{opcode, squeue, types, IoUring};
@@ -96,7 +97,7 @@ impl UringReader {
     }
 
     fn is_registered(&mut self, unit: usize) -> bool {
-        if !self.memory.units[unit] && self.memory.more {
+        if !self.memory.units[unit] && self.memory.more && !self.arena.has_hole(unit) {
             self.memory.more = self.register(unit).is_ok();
         }
         self.memory.units[unit]
@@ -202,6 +203,23 @@ impl Reader for UringReader {
 
     fn promote(&mut self, tag: u64) {
         self.queue.promote(tag);
+    }
+
+    fn forget(&mut self, range: Range<usize>) {
+        let nothing = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+        for unit in range.start / REGISTER_UNIT..range.end.div_ceil(REGISTER_UNIT) {
+            if !self.memory.units[unit] {
+                continue;
+            }
+            // SAFETY: an empty entry; the kernel lets go of the unit's pages.
+            let freed = unsafe {
+                self.ring.submitter().register_buffers_update(unit as u32, &[nothing], None)
+            };
+            if freed.is_ok() {
+                self.memory.units[unit] = false;
+                self.arena.set_registered(unit, false);
+            }
+        }
     }
 
     fn outstanding(&self) -> usize {

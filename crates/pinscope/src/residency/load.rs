@@ -70,7 +70,9 @@ impl Residency {
         let id = self.id(layer, expert);
         let map = Arc::clone(&self.map);
         let parts = &map.layers()[layer].parts;
-        self.pools[self.layout.class_of_layer[layer]].policy.on_insert(id);
+        if !self.is_pinned[id.0 as usize] {
+            self.pools[self.layout.class_of_layer[layer]].policy.on_insert(id);
+        }
         self.state[id.0 as usize] =
             State::Loading { slot, parts: parts.len() as u8, failed: false };
         for (i, part) in parts.iter().enumerate() {
@@ -124,7 +126,9 @@ impl Residency {
         let (layer, expert) = (id / per_layer, (id % per_layer) as u32);
         if failed {
             let pool = &mut self.pools[self.layout.class_of_layer[layer]];
-            pool.policy.on_remove(ExpertId(id as u32));
+            if !self.is_pinned[id] {
+                pool.policy.on_remove(ExpertId(id as u32));
+            }
             if !pool.full {
                 pool.free.push(slot);
             }

@@ -14,9 +14,13 @@
 //! more experts than there are slots (long prompts): those that do not fit
 //! wait until others are finished, so the pass runs in waves by itself.
 
+mod drift;
 mod load;
+mod pins;
 mod prefetch;
+mod shrink;
 mod stats;
+mod warm;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -28,9 +32,8 @@ use crate::arena::{Arena, ArenaError};
 use crate::layout::{Layout, TooSmall};
 use crate::map::ExpertMap;
 use crate::policy::{self, ExpertId, Policy, PolicyKind, PolicyShape};
-use crate::reader::{
-    self, ModelFiles, ReadClass, ReadDone, ReadError, Reader, ReaderKind, ReaderOptions,
-};
+use crate::profile::RoutingCounts;
+use crate::reader::{self, ModelFiles, ReadDone, ReadError, Reader, ReaderKind, ReaderOptions};
 
 /// What a pass needs of one expert.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -39,6 +42,8 @@ pub struct Demand {
     pub expert: u32,
     /// Tokens of the batch that chose it.
     pub tokens: u32,
+    /// Sum of the weights with which they did; 0 if they are not known.
+    pub weight: f32,
 }
 
 /// Why a [`Residency`] could not be made, or a pass not be finished.
@@ -87,6 +92,8 @@ enum State {
 struct Pool {
     policy: Box<dyn Policy>,
     free: Vec<u64>,
+    /// Slots from this one on have been given back to the system.
+    held: u64,
     full: bool,
 }
 
@@ -119,14 +126,21 @@ pub struct Residency {
     /// prefetched for it: they give way only when nothing else can.
     expected: Vec<(ExpertId, bool)>,
     is_expected: Vec<bool>,
+    /// By expert: never gives way. See [`pins`].
+    is_pinned: Vec<bool>,
+    pins: Option<pins::Pins>,
+    news: Option<String>,
     admission: prefetch::Admission,
     /// Bytes on their way, and when the first of them was asked for.
     on_the_way: u64,
     asked: Instant,
     asked_bytes: u64,
     pass: Pass,
+    /// There was a pass: `pass` says which was the last one.
+    begun: bool,
     done: Vec<ReadDone>,
     stats: Stats,
+    routing: RoutingCounts,
 }
 
 /// Tags of reads: expert and part in one number.
@@ -182,6 +196,7 @@ impl Residency {
                 ),
                 // Taken from the end: low slots first.
                 free: (0..c.slots).rev().collect(),
+                held: c.slots,
                 full: c.is_full(),
             })
             .collect();
@@ -195,13 +210,18 @@ impl Residency {
             in_use: vec![false; ids],
             expected: Vec::new(),
             is_expected: vec![false; ids],
+            is_pinned: vec![false; ids],
+            pins: None,
+            news: None,
             admission: prefetch::Admission::new(),
             on_the_way: 0,
             asked: Instant::now(),
             asked_bytes: 0,
             pass: Pass::default(),
+            begun: false,
             done: Vec::new(),
             stats: Stats::default(),
+            routing: RoutingCounts::new(ids),
         }
     }
 
@@ -220,6 +240,12 @@ impl Residency {
         self.stats
     }
 
+    /// What the router chose since the last call.
+    pub fn take_routing(&mut self) -> RoutingCounts {
+        let none = RoutingCounts::new(self.routing.experts());
+        std::mem::replace(&mut self.routing, none)
+    }
+
     /// Opens a pass through `layer` (a position in [`ExpertMap::layers`]) for
     /// a batch of `tokens`. Reads of missing experts are on their way when it
     /// returns. `demand` lists each expert once.
@@ -233,26 +259,28 @@ impl Residency {
         demand: &[Demand],
     ) -> Result<(), ResidencyError> {
         debug_assert!(self.pass.waiting.is_empty() && self.pass.taken == 0);
+        // With LoRA and the like a layer is several passes.
+        let again = layer == self.pass.layer && self.map.layers().len() > 1 && self.begun;
         self.pass = Pass { layer, decode: tokens <= 1, ..Pass::default() };
+        self.begun = true;
         self.collect(false)?;
+        if !again {
+            self.watch(layer, tokens, demand);
+        }
         let class = self.layout.class_of_layer[layer];
-        if layer == 0 {
-            for pool in &mut self.pools {
-                pool.policy.on_token();
-            }
-            self.counters().tokens += tokens as u64;
-        }
-        if self.pass.decode {
-            self.admission.layer_begins(Instant::now());
-        }
         self.judge_predictions(layer, demand);
         for d in demand {
             let id = self.id(layer, d.expert);
             self.in_use[id.0 as usize] = true;
-            self.pools[class].policy.on_select(id, d.tokens, 1.0);
+            if !again {
+                let weight = d.weight / d.tokens.max(1) as f32;
+                self.pools[class].policy.on_select(id, d.tokens, weight);
+            }
             match self.state[id.0 as usize] {
                 State::Resident { .. } => {
+                    let pinned = self.is_pinned[id.0 as usize];
                     self.counters().hits += 1;
+                    self.counters().pinned_hits += u64::from(pinned);
                     self.pass.ready.push_back(d.expert);
                 }
                 State::Loading { .. } => {
@@ -271,42 +299,30 @@ impl Residency {
         self.load_waiting()
     }
 
-    /// Loads every expert that has a slot of its own, in the order of the
-    /// file; for models that fit. Nothing else is read meanwhile. `progress`
-    /// hears of 0.0 to 1.0.
-    ///
-    /// # Errors
-    /// A failed read.
-    pub fn load_all(&mut self, progress: &mut dyn FnMut(f32)) -> Result<(), ResidencyError> {
-        let all = self.map.layers().len();
-        for layer in 0..all {
-            if !self.is_mirrored(layer) {
-                continue;
+    /// Accounts for what the router chose in a layer.
+    fn watch(&mut self, layer: usize, tokens: usize, demand: &[Demand]) {
+        if layer == 0 {
+            for pool in &mut self.pools {
+                pool.policy.on_token();
             }
-            progress(layer as f32 / all as f32);
-            let experts = 0..self.map.layers()[layer].experts;
-            let demand = experts.map(|expert| Demand { expert, tokens: 1 });
-            let missing: Vec<_> = demand
-                .filter(|d| self.state[self.id(layer, d.expert).0 as usize] == State::Absent)
-                .collect();
-            self.pass = Pass { layer, ..Pass::default() };
-            for d in &missing {
-                let id = self.id(layer, d.expert);
-                self.in_use[id.0 as usize] = true;
-                self.pass.waiting.push_back(d.expert);
-            }
-            self.load_waiting()?;
-            let mut ready = Vec::new();
-            loop {
-                self.take_ready(&mut ready)?;
-                if ready.is_empty() {
-                    break;
-                }
-                self.finish(&ready)?;
-            }
+            self.counters().tokens += tokens as u64;
         }
-        progress(1.0);
-        Ok(())
+        if self.pass.decode {
+            self.admission.layer_begins(Instant::now());
+        }
+        let first = self.id(layer, 0).0 as usize;
+        let phase = match self.pass.decode {
+            true => &mut self.routing.decode,
+            false => &mut self.routing.prefill,
+        };
+        if layer == 0 {
+            phase.tokens += tokens as f64;
+        }
+        for d in demand {
+            phase.chosen[first + d.expert as usize] += f64::from(d.tokens);
+            phase.weight[first + d.expert as usize] += f64::from(d.weight);
+        }
+        self.watch_pins(layer, tokens, demand);
     }
 
     /// Experts of the open pass that are ready to compute, each once; an empty
@@ -343,46 +359,6 @@ impl Residency {
         Ok(())
     }
 
-    /// Whether any expert of `layer` is not in RAM: else predictions are idle.
-    pub fn lacks_some(&self, layer: usize) -> bool {
-        let first = self.id(layer, 0).0 as usize;
-        let experts = self.map.layers()[layer].experts as usize;
-        self.state[first..first + experts].contains(&State::Absent)
-    }
-
-    /// Tells which experts of `layer`, the one after the open pass's, will
-    /// probably be needed, the most probable first. They are kept if they are
-    /// in RAM, and read if that costs the open pass nothing.
-    ///
-    /// # Errors
-    /// When the system refuses a read.
-    pub fn predict(&mut self, layer: usize, ranked: &[u32]) -> Result<(), ResidencyError> {
-        let class = self.layout.class_of_layer[layer];
-        let bytes = self.map.layers()[layer].expert_bytes();
-        // A few experts more than the layers in question need, or prefetches
-        // would only chase each other out.
-        let roomy = self.layout.classes[class].slots as usize > 4 * ranked.len();
-        let waiting = self.pass.waiting.len() as u64 * bytes;
-        let mut budget = self.admission.budget(self.on_the_way + waiting);
-        for &expert in ranked {
-            let id = self.id(layer, expert);
-            let mut prefetched = false;
-            self.is_expected[id.0 as usize] = true;
-            // Half an expert in time is worth it: the rest is on its way then.
-            if self.state[id.0 as usize] == State::Absent && roomy && budget * 2 >= bytes {
-                if let Some(slot) = self.slot_for(layer, expert) {
-                    self.load(layer, expert, slot, ReadClass::Prefetch)?;
-                    self.counters().prefetched += 1;
-                    budget = budget.saturating_sub(bytes);
-                    prefetched = true;
-                }
-            }
-            self.expected.push((id, prefetched));
-        }
-        self.reader.kick();
-        Ok(())
-    }
-
     /// Gives back experts that were taken: they may be evicted from now on,
     /// and experts that waited for a slot are read.
     ///
@@ -409,6 +385,7 @@ impl Residency {
             }
         }
         self.pass = Pass::default();
+        self.begun = false;
         self.in_use.fill(false);
         self.expected.clear();
         self.is_expected.fill(false);
@@ -438,18 +415,6 @@ impl Residency {
         }
     }
 
-    /// Compares what was predicted for `layer` with what it asks for.
-    fn judge_predictions(&mut self, layer: usize, demand: &[Demand]) {
-        for (id, prefetched) in std::mem::take(&mut self.expected) {
-            self.is_expected[id.0 as usize] = false;
-            let used = demand.iter().any(|d| self.id(layer, d.expert) == id);
-            if prefetched {
-                self.admission.judged(used);
-                self.counters().prefetch_used += u64::from(used);
-            }
-        }
-    }
-
     /// Waits until something lands.
     fn wait(&mut self) -> Result<(), ResidencyError> {
         let start = Instant::now();
@@ -468,6 +433,10 @@ impl Residency {
         } else {
             &mut self.stats.prompt
         }
+    }
+
+    fn class_of(&self, id: ExpertId) -> usize {
+        self.layout.class_of_layer[(id.0 / self.map.experts_per_layer()) as usize]
     }
 
     fn id(&self, layer: usize, expert: u32) -> ExpertId {

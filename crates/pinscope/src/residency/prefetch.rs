@@ -10,6 +10,9 @@
 
 use std::time::{Duration, Instant};
 
+use super::{Demand, Residency, ResidencyError, State};
+use crate::reader::ReadClass;
+
 /// How much a new measurement counts against the mean so far.
 const FRESH: f64 = 0.05;
 /// Share of prefetched experts that must be used for prefetching to go on.
@@ -85,6 +88,60 @@ impl Admission {
         }
         let idle = self.layer_seconds - on_the_way as f64 / self.bandwidth;
         (idle.max(0.0) * self.bandwidth) as u64
+    }
+}
+
+impl Residency {
+    /// Whether any expert of `layer` is not in RAM: else predictions are idle.
+    pub fn lacks_some(&self, layer: usize) -> bool {
+        let first = self.id(layer, 0).0 as usize;
+        let experts = self.map.layers()[layer].experts as usize;
+        self.state[first..first + experts].contains(&State::Absent)
+    }
+
+    /// Tells which experts of `layer`, the one after the open pass's, will
+    /// probably be needed, the most probable first. They are kept if they are
+    /// in RAM, and read if that costs the open pass nothing.
+    ///
+    /// # Errors
+    /// When the system refuses a read.
+    pub fn predict(&mut self, layer: usize, ranked: &[u32]) -> Result<(), ResidencyError> {
+        let class = self.layout.class_of_layer[layer];
+        let bytes = self.map.layers()[layer].expert_bytes();
+        // A few experts more than the layers in question need, or prefetches
+        // would only chase each other out.
+        let roomy = self.layout.classes[class].slots as usize > 4 * ranked.len();
+        let waiting = self.pass.waiting.len() as u64 * bytes;
+        let mut budget = self.admission.budget(self.on_the_way + waiting);
+        for &expert in ranked {
+            let id = self.id(layer, expert);
+            let mut prefetched = false;
+            self.is_expected[id.0 as usize] = true;
+            // Half an expert in time is worth it: the rest is on its way then.
+            if self.state[id.0 as usize] == State::Absent && roomy && budget * 2 >= bytes {
+                if let Some(slot) = self.slot_for(layer, expert) {
+                    self.load(layer, expert, slot, ReadClass::Prefetch)?;
+                    self.counters().prefetched += 1;
+                    budget = budget.saturating_sub(bytes);
+                    prefetched = true;
+                }
+            }
+            self.expected.push((id, prefetched));
+        }
+        self.reader.kick();
+        Ok(())
+    }
+
+    /// Compares what was predicted for `layer` with what it asks for.
+    pub(super) fn judge_predictions(&mut self, layer: usize, demand: &[Demand]) {
+        for (id, prefetched) in std::mem::take(&mut self.expected) {
+            self.is_expected[id.0 as usize] = false;
+            let used = demand.iter().any(|d| self.id(layer, d.expert) == id);
+            if prefetched {
+                self.admission.judged(used);
+                self.counters().prefetch_used += u64::from(used);
+            }
+        }
     }
 }
 

@@ -7,6 +7,8 @@ pub struct Counters {
     pub tokens: u64,
     /// Experts that a pass needed and found in RAM.
     pub hits: u64,
+    /// Of those, experts that were pinned.
+    pub pinned_hits: u64,
     /// Experts that a pass needed and had to wait for.
     pub misses: u64,
     /// Bytes read from the model's files for experts.
@@ -33,6 +35,7 @@ impl Counters {
         Self {
             tokens: self.tokens - earlier.tokens,
             hits: self.hits - earlier.hits,
+            pinned_hits: self.pinned_hits - earlier.pinned_hits,
             misses: self.misses - earlier.misses,
             bytes_read: self.bytes_read - earlier.bytes_read,
             wait_ns: self.wait_ns - earlier.wait_ns,
@@ -49,4 +52,8 @@ pub struct Stats {
     pub prompt: Counters,
     /// Passes with one token.
     pub decode: Counters,
+    /// Times that pins moved to what was hot then.
+    pub repins: u64,
+    /// Bytes of the arena that are given back to the system now.
+    pub given_back: u64,
 }

@@ -59,7 +59,8 @@ fn pass(
     layer: usize,
     experts: &[u32],
 ) -> Result<(), ResidencyError> {
-    let demand: Vec<_> = experts.iter().map(|&expert| Demand { expert, tokens: 1 }).collect();
+    let demand: Vec<_> =
+        experts.iter().map(|&expert| Demand { expert, tokens: 1, weight: 0.5 }).collect();
     let mut left: HashSet<u32> = experts.iter().copied().collect();
     r.begin(layer, 1, &demand)?;
     // A predictor of no use at all must do no harm either.
@@ -97,6 +98,9 @@ fn passes() -> impl Strategy<Value = Vec<(usize, Vec<u32>)>> {
     let pass = (0..3usize, experts.prop_map(|s| s.into_iter().collect()));
     prop::collection::vec(pass, 1..30)
 }
+
+mod pins;
+mod shrink;
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
