@@ -4,9 +4,9 @@
 //! exclusive `flock` on it as long as it lives: whoever gets a lock on the file
 //! knows that the daemon is gone, even if it was killed.
 
-use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -14,6 +14,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use super::folder::{check_own, folder_path, own_folder};
 use crate::policy::ExpertId;
 use crate::profile::ModelId;
 
@@ -106,7 +107,11 @@ impl Advert {
     /// [`AdvertError::Taken`] if another daemon has it, and if the runtime
     /// folder is not usable or not ours alone.
     pub fn claim(id: ModelId, model: &Path) -> Result<Advert, AdvertError> {
-        Advert::claim_in(&own_folder()?, &id.to_string(), model)
+        Advert::claim_in(
+            &own_folder().map_err(|(path, why)| AdvertError::Folder { path, why })?,
+            &id.to_string(),
+            model,
+        )
     }
 
     fn claim_in(folder: &Path, id: &str, model: &Path) -> Result<Advert, AdvertError> {
@@ -260,52 +265,10 @@ fn file_name(id: &str) -> String {
     format!("pin-{short}.json")
 }
 
-/// `$XDG_RUNTIME_DIR/pinscope`, or a folder of this user below `/tmp`.
-fn folder_path() -> PathBuf {
-    match std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|p| p.is_absolute()) {
-        Some(runtime) => runtime.join("pinscope"),
-        None => PathBuf::from(format!("/tmp/pinscope-{}", user())),
-    }
-}
-
-fn user() -> u32 {
-    // SAFETY: cannot fail.
-    unsafe { libc::geteuid() }
-}
-
-/// The folder, made if it is missing.
-fn own_folder() -> Result<PathBuf, AdvertError> {
-    let path = folder_path();
-    if let Err(e) = DirBuilder::new().mode(0o700).create(&path) {
-        if e.kind() != io::ErrorKind::AlreadyExists {
-            return Err(AdvertError::Folder { path, why: e.to_string() });
-        }
-    }
-    match check_own(&path) {
-        Ok(()) => Ok(path),
-        Err(why) => Err(AdvertError::Folder { path, why }),
-    }
-}
-
-/// Whether nobody else can write to the folder; if not, why.
-fn check_own(path: &Path) -> Result<(), String> {
-    let meta = fs::symlink_metadata(path).map_err(|e| e.to_string())?;
-    if !meta.is_dir() {
-        return Err("it is not a folder".into());
-    }
-    if meta.uid() != user() {
-        return Err(format!("it belongs to user {}, not to user {}", meta.uid(), user()));
-    }
-    if meta.mode() & 0o022 != 0 {
-        return Err(format!("others may write to it (mode {:o})", meta.mode() & 0o7777));
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::{symlink, PermissionsExt};
+    use std::os::unix::fs::PermissionsExt;
 
     const ID: &str = "0123456789abcdef0123456789abcdef";
     /// Another model whose file has the same name.
@@ -387,18 +350,5 @@ mod tests {
         });
         assert_eq!(results.iter().filter(|r| r.is_ok()).count(), 1, "{results:?}");
         assert_eq!(files(&dir), 1);
-    }
-
-    #[test]
-    fn a_folder_that_others_could_write_to_is_not_trusted() {
-        let dir = folder();
-        assert_eq!(check_own(dir.path()), Ok(()));
-        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
-        assert!(check_own(dir.path()).is_err());
-        let other = folder();
-        let link = other.path().join("link");
-        symlink(other.path(), &link).unwrap();
-        assert!(check_own(&link).is_err());
-        assert!(check_own(Path::new("/nowhere")).is_err());
     }
 }

@@ -5,6 +5,7 @@
 //! [`Advert`] tells a PinScope that runs the same model which experts they are.
 
 mod advert;
+mod folder;
 mod limit;
 mod lock;
 mod pages;

@@ -105,7 +105,7 @@ fn exactly_the_wanted_pages_are_locked_and_none_after_that() {
 #[test]
 fn a_last_page_that_the_file_fills_in_part_is_locked() {
     let file = Fixture::new(5 * PAGE as usize + 1);
-    let _lock = file.lock(&[4 * PAGE..6 * PAGE]).unwrap();
+    let _lock = file.lock(std::slice::from_ref(&(4 * PAGE..6 * PAGE))).unwrap();
     assert_eq!(locked(&file.model.path), [(4 * PAGE..6 * PAGE, 2 * PAGE)]);
 }
 
@@ -127,7 +127,7 @@ fn a_file_that_became_shorter_is_an_error_and_nothing_stays_locked() {
     assert!(matches!(&result, Err(LockError::Lock { locked: PAGE, .. })), "{result:?}");
     assert_eq!(heard, [PAGE]);
     assert!(locked(path).is_empty());
-    let result = file.lock(&[0..PAGE]);
+    let result = file.lock(std::slice::from_ref(&(0..PAGE)));
     assert!(matches!(&result, Err(LockError::Changed { found, .. }) if *found == 4 * PAGE));
 }
 
