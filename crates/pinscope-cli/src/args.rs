@@ -10,7 +10,7 @@ use pinscope_host::{ContextOptions, SamplerOptions};
 
 use crate::ram::Ram;
 use crate::threads::default_threads;
-use crate::{bench, pin, verify};
+use crate::{bench, doctor, pin, verify};
 
 /// Runs Mixture-of-Experts models that are larger than memory, bit for bit.
 #[derive(Debug, Parser)]
@@ -28,6 +28,8 @@ pub enum Command {
     Plan(PlanArgs),
     /// Keep a model's hottest pages in the page cache, for other programs too
     Pin(pin::Args),
+    /// Measure what decides speed on this machine, and say what would help most
+    Doctor(doctor::Args),
     /// Check that a memory budget does not change a bit of the output
     Verify(verify::Args),
     /// Measure speed at several budgets, against plain llama.cpp too

@@ -4,6 +4,7 @@ mod args;
 mod bench;
 mod cgroup;
 mod chat;
+mod doctor;
 mod engine;
 mod generate;
 mod interrupt;
@@ -41,6 +42,7 @@ fn main() -> ExitCode {
         }),
         Command::Plan(args) => plan_cmd::main(&args).map(|()| ExitCode::SUCCESS),
         Command::Pin(args) => pin::main(&args).map(|()| ExitCode::SUCCESS),
+        Command::Doctor(args) => doctor::main(&args).map(|()| ExitCode::SUCCESS),
         Command::Verify(args) => return verify::main(&args),
         Command::Bench(args) => return bench::main(&args),
         Command::Worker => return worker::main(),
