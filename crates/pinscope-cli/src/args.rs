@@ -8,9 +8,10 @@ use pinscope::policy::PolicyKind;
 use pinscope::reader::ReaderKind;
 use pinscope_host::{ContextOptions, SamplerOptions};
 
+use crate::pinning::Pinning;
 use crate::ram::Ram;
 use crate::threads::default_threads;
-use crate::{bench, doctor, pin, verify};
+use crate::{bench, doctor, pin, profile, verify};
 
 /// Runs Mixture-of-Experts models that are larger than memory, bit for bit.
 #[derive(Debug, Parser)]
@@ -26,6 +27,8 @@ pub enum Command {
     Run(RunArgs),
     /// Show what the RAM would be used for, without loading the model
     Plan(PlanArgs),
+    /// Find out which experts your text uses, for pins
+    Profile(profile::Args),
     /// Keep a model's hottest pages in the page cache, for other programs too
     Pin(pin::Args),
     /// Measure what decides speed on this machine, and say what would help most
@@ -97,6 +100,8 @@ impl ModelArgs {
 pub struct PlanArgs {
     #[command(flatten)]
     pub model: ModelArgs,
+    #[command(flatten)]
+    pub pinning: Pinning,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -121,6 +126,12 @@ pub struct RunArgs {
     /// Do not let the model end its answer
     #[arg(long)]
     pub ignore_eos: bool,
+    #[command(flatten)]
+    pub pinning: Pinning,
+    /// Add what is asked and answered now to the profile, which is made if
+    /// there is none
+    #[arg(long, requires = "profile", help_heading = "Pins")]
+    pub update_profile: bool,
     #[command(flatten)]
     pub sampling: SamplingArgs,
 }

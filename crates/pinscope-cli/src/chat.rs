@@ -6,6 +6,7 @@ use pinscope_host::ChatMessage;
 
 use crate::engine::Session;
 use crate::generate::{Ended, GenerateError, Generator};
+use crate::profile::Recorder;
 use crate::run::report;
 use crate::{interrupt, style};
 
@@ -17,6 +18,7 @@ pub fn main(
     session: &Session,
     generator: &mut Generator,
     limit: Option<usize>,
+    recorder: Option<&Recorder>,
 ) -> Result<(), Box<dyn std::error::Error>> {
     // A template that is missing or unknown is better known before typing.
     let hello = ChatMessage { role: "user".into(), content: "Hello".into() };
@@ -55,7 +57,10 @@ pub fn main(
             messages.pop();
             continue;
         }
-        report(&answer, session.plan.ram_bytes);
+        report(&answer, session);
+        if let Some(recorder) = recorder {
+            recorder.keep(session)?;
+        }
         messages.push(ChatMessage { role: "assistant".into(), content: answer.text });
     }
     Ok(())

@@ -2,14 +2,18 @@
 
 use std::path::{Path, PathBuf};
 
+use pinscope::layout::Layout;
 use pinscope::map::ExpertMap;
 use pinscope::memory::own_bytes;
 use pinscope::plan::{Fixed, Plan, RamTooSmall};
 use pinscope::policy::PolicyKind;
+use pinscope::profile::{PinPlan, Profile, ProfileError, ProfiledModel, RoutingCounts};
 use pinscope::reader::ReaderKind;
 use pinscope::residency::Stats;
 use pinscope_ggml::{read_map, scratch_bytes, Engine, EngineOptions, ReadMapError};
 use pinscope_host::{ContextOptions, HostError, Model, ModelOptions};
+
+use crate::pinning::{self, Pinning};
 
 /// Context when none is asked for, at most; tokens.
 const DEFAULT_CTX: u32 = 4096;
@@ -28,6 +32,10 @@ pub enum SetupError {
     /// The device could not read dense weights.
     #[error("cannot load the model: {0}")]
     Load(String),
+    #[error(transparent)]
+    Profile(#[from] ProfileError),
+    #[error("cannot read the model's header: {0}")]
+    Header(std::io::Error),
     #[error("cannot read how much memory this process uses: {0}")]
     Footprint(#[from] std::io::Error),
 }
@@ -40,6 +48,9 @@ pub struct Prepared {
     pub n_ctx: u32,
     /// What the RAM goes to; see [`Plan::check`].
     pub plan: Plan,
+    /// What is pinned; see [`Prepared::pin`].
+    pub pins: Option<PinPlan>,
+    repin: bool,
 }
 
 /// How experts are kept and read.
@@ -85,7 +96,44 @@ impl Prepared {
         };
         drop(skeleton);
         let plan = Plan::new(&map, fixed, ram);
-        Ok(Self { path: path.to_owned(), map, n_ctx, plan })
+        Ok(Self { path: path.to_owned(), map, n_ctx, plan, pins: None, repin: true })
+    }
+
+    /// Where the model's experts are.
+    pub fn map(&self) -> &ExpertMap {
+        &self.map
+    }
+
+    /// The model as a profile knows it.
+    ///
+    /// # Errors
+    /// [`SetupError::Header`].
+    pub fn profiled_model(&self) -> Result<ProfiledModel, SetupError> {
+        ProfiledModel::of(&self.map).map_err(SetupError::Header)
+    }
+
+    /// Chooses what to pin, if there is a profile and not everything fits.
+    ///
+    /// # Errors
+    /// A profile that cannot be read or is of another model.
+    pub fn pin(&mut self, pinning: &Pinning) -> Result<(), SetupError> {
+        let Some(path) = &pinning.profile else { return Ok(()) };
+        let profile = Profile::load(path)?;
+        profile.check(&self.profiled_model()?)?;
+        self.repin = !pinning.no_repin;
+        if let Ok(layout) = Layout::new(&self.map, self.plan.arena_bytes) {
+            if !self.plan.fits_all {
+                self.pins = Some(PinPlan::new(&profile, &self.map, &layout, pinning.pin_share));
+            }
+        }
+        Ok(())
+    }
+
+    /// What the pins take, bytes.
+    pub fn pinned_bytes(&self) -> u64 {
+        let layers = self.map.layers();
+        let layer = |id: u32| &layers[(id / self.map.experts_per_layer()) as usize];
+        self.pins.iter().flat_map(|p| &p.pins).map(|id| layer(id.0).expert_bytes()).sum()
     }
 
     /// Loads the model within the plan. `progress` hears of 0.0 to 1.0.
@@ -98,6 +146,7 @@ impl Prepared {
         progress: &mut dyn FnMut(f32),
     ) -> Result<Session, SetupError> {
         self.plan.check()?;
+        let pins = self.pins.as_ref().map(|p| pinning::describe(p, self.pinned_bytes()));
         let aside = caching.step_aside && self.plan.fits_all;
         let engine = if aside {
             None
@@ -107,6 +156,8 @@ impl Prepared {
                 arena_bytes: self.plan.arena_bytes,
                 policy: caching.policy,
                 reader: caching.reader,
+                pins: self.pins,
+                repin: self.repin,
             })?)
         };
         let mut hear = |done| {
@@ -124,10 +175,11 @@ impl Prepared {
             return Err(SetupError::Load(reason));
         }
         let model = model?;
-        if let Some(engine) = engine.as_ref().filter(|_| self.plan.fits_all) {
-            engine.load_all(progress).map_err(|e| SetupError::Load(e.to_string()))?;
+        if let Some(engine) = &engine {
+            if self.plan.fits_all { engine.load_all(progress) } else { engine.load_pins(progress) }
+                .map_err(|e| SetupError::Load(e.to_string()))?;
         }
-        Ok(Session { model, engine, plan: self.plan })
+        Ok(Session { model, engine, plan: self.plan, pins })
     }
 }
 
@@ -137,6 +189,8 @@ pub struct Session {
     pub model: Model,
     engine: Option<Engine>,
     pub plan: Plan,
+    /// What is pinned, in words.
+    pins: Option<String>,
 }
 
 impl Session {
@@ -145,9 +199,21 @@ impl Session {
         self.engine.as_ref().map(Engine::stats)
     }
 
+    /// What the router chose since the last call; `None` when PinScope stepped
+    /// aside.
+    pub fn take_routing(&self) -> Option<RoutingCounts> {
+        self.engine.as_ref().map(Engine::take_routing)
+    }
+
+    /// What the user should hear since the last call.
+    pub fn take_news(&self) -> Option<String> {
+        self.engine.as_ref()?.take_news()
+    }
+
     /// What the user should know of this run.
     pub fn notes(&self) -> Vec<String> {
         let mut notes = self.plan.warnings.clone();
+        notes.extend(self.pins.iter().map(|pins| format!("Profile: {pins}.")));
         match &self.engine {
             Some(engine) => notes.extend_from_slice(engine.notes()),
             None => notes.push(

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use indicatif::ProgressBar;
 use pinscope::memory::{format_bytes, Footprint};
 use pinscope::residency::Counters;
 use pinscope_host::{Context, ContextOptions, HostError, Logits, Sampler, SamplerOptions, Token};
@@ -77,6 +78,8 @@ pub struct Generator<'s> {
     stop: Arc<AtomicBool>,
     /// The tokens in the context, in order.
     held: Vec<Token>,
+    /// Without a bar of its own.
+    quiet: bool,
 }
 
 impl<'s> Generator<'s> {
@@ -103,7 +106,13 @@ impl<'s> Generator<'s> {
             sampler: Sampler::new(&session.model, sampling)?,
             stop,
             held: Vec::new(),
+            quiet: false,
         })
+    }
+
+    /// Shows no progress of prompts.
+    pub fn quiet(self) -> Self {
+        Self { quiet: true, ..self }
     }
 
     /// Answers `prompt`, a whole conversation, and writes the text to `out` as
@@ -158,7 +167,10 @@ impl<'s> Generator<'s> {
         self.held.truncate(keep);
         let new = &prompt[keep..];
         new.iter().for_each(|&token| self.sampler.accept(token));
-        let bar = style::bar("Prompt", new.len() as u64);
+        let bar = match self.quiet {
+            true => ProgressBar::hidden(),
+            false => style::bar("Prompt", new.len() as u64),
+        };
         let started = Instant::now();
         for piece in new.chunks(self.context.n_batch() as usize) {
             let last = self.held.len() + piece.len() == prompt.len();

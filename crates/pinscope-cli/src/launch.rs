@@ -17,6 +17,7 @@ use pinscope::residency::Counters;
 use serde::{Deserialize, Serialize};
 
 use crate::cgroup::MemoryGroup;
+use crate::pinning::Pinning;
 use crate::style;
 
 /// Who does the work.
@@ -25,6 +26,8 @@ use crate::style;
 pub enum Contender {
     /// Our device, experts in an arena of bounded size.
     Pinscope,
+    /// The same with pins by a profile.
+    PinscopeProfile,
     /// Plain llama.cpp under a memory limit: the page cache decides.
     Mmap,
     /// Plain llama.cpp, everything in memory, weights as they are in the file.
@@ -34,10 +37,16 @@ pub enum Contender {
 }
 
 impl Contender {
+    /// PinScope itself.
+    pub fn is_ours(self) -> bool {
+        matches!(self, Contender::Pinscope | Contender::PinscopeProfile)
+    }
+
     /// The name in tables and JSON.
     pub fn name(self) -> &'static str {
         match self {
             Contender::Pinscope => "pinscope",
+            Contender::PinscopeProfile => "pinscope-profile",
             Contender::Mmap => "mmap",
             Contender::Resident => "resident",
             Contender::ResidentRepacked => "resident-repacked",
@@ -68,6 +77,7 @@ pub struct Setup {
     pub reader: ReaderKind,
     /// Leave a model that fits to plain llama.cpp.
     pub step_aside: bool,
+    pub pinning: Pinning,
 }
 
 /// One run, complete: a child needs nothing else.
@@ -76,7 +86,7 @@ pub struct Job {
     /// The model, or the first part of a split one.
     pub model: PathBuf,
     pub contender: Contender,
-    /// Memory for the whole process, bytes ([`Contender::Pinscope`] only).
+    /// Memory for the whole process, bytes (our contenders only).
     pub ram: Option<u64>,
     pub setup: Setup,
     /// Context length, tokens.
@@ -172,6 +182,19 @@ impl CacheUse {
     }
 }
 
+/// Decoded tokens of a [`Window`].
+pub const WINDOW: usize = 32;
+
+/// What became of the experts that some tokens in a row needed.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+pub struct Window {
+    /// In memory.
+    pub hits: u64,
+    /// Of those, pinned.
+    pub pinned_hits: u64,
+    pub misses: u64,
+}
+
 /// What a child measured of itself.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Report {
@@ -182,6 +205,10 @@ pub struct Report {
     pub capped: bool,
     /// `None` for plain llama.cpp, or when all experts fit and we stepped aside.
     pub cache: Option<CacheUse>,
+    /// The same over [`WINDOW`] tokens at a time.
+    pub windows: Vec<Window>,
+    /// Times that pins moved.
+    pub repins: u64,
     /// Most memory the process had mapped in (VmHWM), bytes.
     pub process_peak_bytes: u64,
     /// The tokens that were decoded.
@@ -241,7 +268,7 @@ pub fn launch(
     files: &[ModelFile],
     limit: Option<u64>,
 ) -> Result<Outcome, LaunchError> {
-    if job.contender == Contender::Pinscope && limit.is_some() {
+    if job.contender.is_ours() && limit.is_some() {
         // Below its limit a process can be too small to say that it is: the
         // plan is tried without one.
         let trial = Job { plan_only: true, ..job.clone() };

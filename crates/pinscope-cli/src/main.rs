@@ -10,7 +10,10 @@ mod generate;
 mod interrupt;
 mod launch;
 mod pin;
+mod pinning;
 mod plan_cmd;
+mod plot;
+mod profile;
 mod ram;
 mod run;
 mod signals;
@@ -41,6 +44,7 @@ fn main() -> ExitCode {
             false => ExitCode::SUCCESS,
         }),
         Command::Plan(args) => plan_cmd::main(&args).map(|()| ExitCode::SUCCESS),
+        Command::Profile(args) => profile::main(&args),
         Command::Pin(args) => pin::main(&args).map(|()| ExitCode::SUCCESS),
         Command::Doctor(args) => doctor::main(&args).map(|()| ExitCode::SUCCESS),
         Command::Verify(args) => return verify::main(&args),

@@ -9,7 +9,7 @@ use serde::Serialize;
 use crate::args::PlanArgs;
 use crate::engine::Prepared;
 use crate::ram::Ram;
-use crate::style;
+use crate::{pinning, style};
 
 /// The JSON of `--json`: the plan and what it is for.
 #[derive(Serialize)]
@@ -20,6 +20,21 @@ struct Report<'a> {
     works: bool,
     #[serde(flatten)]
     plan: &'a Plan,
+    /// With `--profile`, unless everything fits.
+    pins: Option<Pins>,
+}
+
+#[derive(Serialize)]
+struct Pins {
+    /// Pinned experts.
+    count: usize,
+    bytes: u64,
+    /// Of the memory for experts, that pins may take.
+    share: f64,
+    /// Share of a generated token's choices that pins should serve.
+    promise: f64,
+    /// Pins will not help: experts are used about equally.
+    flat: bool,
 }
 
 /// Prints the plan.
@@ -29,7 +44,15 @@ struct Report<'a> {
 /// too small.
 pub fn main(args: &PlanArgs) -> Result<(), Box<dyn std::error::Error>> {
     let ram = Ram::bytes(args.model.ram.as_ref())?;
-    let prepared = Prepared::new(&args.model.model, ram, &args.model.context_options())?;
+    let mut prepared = Prepared::new(&args.model.model, ram, &args.model.context_options())?;
+    prepared.pin(&args.pinning)?;
+    let pins = prepared.pins.as_ref().map(|p| Pins {
+        count: p.pins.len(),
+        bytes: prepared.pinned_bytes(),
+        share: p.share,
+        promise: p.promise,
+        flat: p.flat,
+    });
     let plan = &prepared.plan;
     let mut out = std::io::stdout().lock();
     if args.json {
@@ -38,11 +61,15 @@ pub fn main(args: &PlanArgs) -> Result<(), Box<dyn std::error::Error>> {
             n_ctx: prepared.n_ctx,
             works: plan.check().is_ok(),
             plan,
+            pins,
         };
         writeln!(out, "{}", serde_json::to_string_pretty(&report)?)?;
     } else {
         writeln!(out, "{}", table(plan, prepared.n_ctx))?;
         writeln!(out, "{}", summary(plan))?;
+        if let Some(pins) = &prepared.pins {
+            writeln!(out, "{}.", pinning::describe(pins, prepared.pinned_bytes()))?;
+        }
         for warning in &plan.warnings {
             writeln!(out, "\nWarning: {warning}")?;
         }

@@ -6,8 +6,9 @@ use pinscope_host::{ChatMessage, Model};
 
 use crate::args::RunArgs;
 use crate::chat;
-use crate::engine::{Caching, Prepared};
+use crate::engine::{Caching, Prepared, Session};
 use crate::generate::{Answer, Ended, Generator};
+use crate::profile::Recorder;
 use crate::ram::Ram;
 use crate::{interrupt, style};
 
@@ -19,12 +20,20 @@ pub fn main(args: &RunArgs) -> Result<bool, Box<dyn std::error::Error>> {
     interrupt::install()?;
     let ram = Ram::bytes(args.model.ram.as_ref())?;
     let mut context = args.model.context_options();
-    let prepared = Prepared::new(&args.model.model, ram, &context)?;
+    let mut prepared = Prepared::new(&args.model.model, ram, &context)?;
     context.n_ctx = prepared.n_ctx;
+    let recorder = Recorder::new(args, &prepared)?;
+    if !recorder.as_ref().is_some_and(Recorder::is_first) {
+        prepared.pin(&args.pinning)?;
+    }
 
     let bar = style::bar("Loading", 1000);
-    let caching =
-        Caching { policy: args.model.policy, reader: args.model.reader, step_aside: true };
+    let caching = Caching {
+        policy: args.model.policy,
+        reader: args.model.reader,
+        // Plain llama.cpp does not say what its router chooses.
+        step_aside: recorder.is_none(),
+    };
     let session = prepared.load(caching, &mut |done| bar.set_position((done * 1000.0) as u64));
     bar.finish_and_clear();
     let session = session?;
@@ -32,7 +41,7 @@ pub fn main(args: &RunArgs) -> Result<bool, Box<dyn std::error::Error>> {
 
     let mut generator = Generator::new(&session, context, &args.lora, &args.sampler_options())?;
     let Some(prompt) = &args.prompt else {
-        chat::main(&session, &mut generator, args.predict)?;
+        chat::main(&session, &mut generator, args.predict, recorder.as_ref())?;
         return Ok(false);
     };
     let tokens =
@@ -42,7 +51,10 @@ pub fn main(args: &RunArgs) -> Result<bool, Box<dyn std::error::Error>> {
     writeln!(out)?;
     out.flush()?;
     drop(out);
-    report(&answer, session.plan.ram_bytes);
+    report(&answer, &session);
+    if let Some(recorder) = &recorder {
+        recorder.keep(&session)?;
+    }
     Ok(answer.ended == Ended::Stopped)
 }
 
@@ -60,9 +72,12 @@ fn prompt_text(
 }
 
 /// Says how an answer went.
-pub fn report(answer: &Answer, ram: u64) {
+pub fn report(answer: &Answer, session: &Session) {
     if answer.ended == Ended::ContextFull {
         style::note("The context is full, so the answer ends here; -c makes it larger.");
     }
-    style::note(&answer.summary(ram));
+    if let Some(news) = session.take_news() {
+        style::note(&news);
+    }
+    style::note(&answer.summary(session.plan.ram_bytes));
 }

@@ -10,6 +10,7 @@ use serde::Serialize;
 
 use crate::args::ModelArgs;
 use crate::launch::{launch, Contender, Decode, Job, Outcome, Setup};
+use crate::pinning::Pinning;
 use crate::ram::Ram;
 use crate::style;
 use crate::text;
@@ -19,6 +20,8 @@ use crate::text;
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
+    #[command(flatten)]
+    pinning: Pinning,
     /// Where the prompt comes from [default: a built-in text]
     #[arg(long, value_name = "FILE")]
     text: Option<PathBuf>,
@@ -146,7 +149,10 @@ fn job(args: &Args, limit: u64) -> Result<Job, Box<dyn std::error::Error>> {
     let context = model.context_options();
     Ok(Job {
         model: model.model.clone(),
-        contender: Contender::Pinscope,
+        contender: match args.pinning.profile {
+            Some(_) => Contender::PinscopeProfile,
+            None => Contender::Pinscope,
+        },
         ram: Some(limit),
         setup: Setup {
             threads: context.threads,
@@ -155,6 +161,7 @@ fn job(args: &Args, limit: u64) -> Result<Job, Box<dyn std::error::Error>> {
             reader: model.reader,
             // Plain llama.cpp against itself would prove nothing.
             step_aside: false,
+            pinning: args.pinning.clone(),
         },
         n_ctx: model.ctx.unwrap_or(0).max(args.prompt_tokens + args.tokens),
         prompt: tokens,

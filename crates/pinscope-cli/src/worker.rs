@@ -11,7 +11,7 @@ use pinscope_host::{Context, ContextOptions, HostError, Logits, Model, ModelOpti
 use sha2::{Digest, Sha256};
 
 use crate::engine::{Caching, Prepared, Session};
-use crate::launch::{Contender, Decode, Job, Message, Phase, Report};
+use crate::launch::{Contender, Decode, Job, Message, Phase, Report, Window, WINDOW};
 
 /// Entry point of the subcommand.
 pub fn main() -> ExitCode {
@@ -60,7 +60,7 @@ fn work(job: &Job) -> Result<Report, String> {
     let before = loaded.counters();
     work.decode()?;
     let cache = loaded.counters().zip(before).map(|(now, before)| now.since(&before).into());
-    let Work { prefill, decode, capped, tokens, hashes, .. } = work;
+    let Work { prefill, decode, capped, tokens, hashes, windows, .. } = work;
     drop(context);
 
     let (sha256_logits, vectors) = match hashes {
@@ -73,6 +73,8 @@ fn work(job: &Job) -> Result<Report, String> {
         decode,
         capped,
         cache,
+        windows,
+        repins: loaded.repins(),
         process_peak_bytes: Footprint::now().map_err(text)?.peak,
         sha256_tokens: hex(&Sha256::digest(bytes_of(&tokens, i32::to_le_bytes))),
         tokens,
@@ -84,7 +86,11 @@ fn work(job: &Job) -> Result<Report, String> {
 
 fn prepare(job: &Job) -> Result<Prepared, String> {
     let ram = job.ram.ok_or("a budget is missing from the job")?;
-    Prepared::new(&job.model, ram, &context_options(job)).map_err(text)
+    let mut prepared = Prepared::new(&job.model, ram, &context_options(job)).map_err(text)?;
+    if job.contender == Contender::PinscopeProfile {
+        prepared.pin(&job.setup.pinning).map_err(text)?;
+    }
+    Ok(prepared)
 }
 
 fn text(error: impl std::fmt::Display) -> String {
@@ -100,7 +106,7 @@ enum Loaded {
 impl Loaded {
     fn new(job: &Job) -> Result<Loaded, String> {
         let mut hear = |done: f32| progress("loading", (done * 100.0) as usize, 100);
-        if job.contender == Contender::Pinscope {
+        if job.contender.is_ours() {
             let caching = Caching {
                 policy: job.setup.policy,
                 reader: job.setup.reader,
@@ -135,6 +141,13 @@ impl Loaded {
         match self {
             Loaded::Budgeted(session) => Some(session.stats()?.decode),
             Loaded::Plain(_) => None,
+        }
+    }
+
+    fn repins(&self) -> u64 {
+        match self {
+            Loaded::Budgeted(session) => session.stats().map_or(0, |s| s.repins),
+            Loaded::Plain(_) => 0,
         }
     }
 
@@ -176,6 +189,7 @@ struct Work<'a, 'm> {
     capped: bool,
     /// What the model found likeliest after the prompt and after each token.
     tokens: Vec<i32>,
+    windows: Vec<Window>,
     hashes: Option<LogitsHash>,
 }
 
@@ -189,6 +203,7 @@ impl<'a, 'm> Work<'a, 'm> {
             decode: Phase::default(),
             capped: false,
             tokens: Vec::new(),
+            windows: Vec::new(),
             hashes: job.hash_logits.then(LogitsHash::default),
         }
     }
@@ -216,8 +231,15 @@ impl<'a, 'm> Work<'a, 'm> {
             Decode::Forced(forced) => forced.len(),
             Decode::Greedy(count) => *count,
         };
+        let mut before = self.loaded.counters();
         while self.decode.tokens < total {
             let done = self.decode.tokens;
+            if done > 0 && done % WINDOW == 0 {
+                let now = self.loaded.counters();
+                self.windows
+                    .extend(now.zip(before).map(|(now, before)| window(now.since(&before))));
+                before = now;
+            }
             self.capped = self.job.max_decode_seconds.is_some_and(|max| self.decode.seconds >= max);
             if self.capped {
                 break;
@@ -256,6 +278,10 @@ impl<'a, 'm> Work<'a, 'm> {
         }
         Ok(seconds)
     }
+}
+
+fn window(c: Counters) -> Window {
+    Window { hits: c.hits, pinned_hits: c.pinned_hits, misses: c.misses }
 }
 
 /// SHA-256 of all logits vectors, together and one by one.

@@ -4,12 +4,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pinscope::map::ExpertMap;
 use pinscope::policy::PolicyKind;
+use pinscope::profile::{PinPlan, RoutingCounts};
 use pinscope::reader::{ModelFiles, ReadError, ReaderKind};
 use pinscope::residency::{Residency, ResidencyError, ResidencyOptions, Stats};
 
 use crate::device;
 use crate::exec::predict::Routers;
 use crate::ffi::Incompatible;
+use crate::watch;
 
 /// How an [`Engine`] is set up.
 #[derive(Debug)]
@@ -22,6 +24,10 @@ pub struct EngineOptions {
     pub policy: PolicyKind,
     /// How experts are read.
     pub reader: ReaderKind,
+    /// Experts that do not give way.
+    pub pins: Option<PinPlan>,
+    /// Let pins follow the traffic.
+    pub repin: bool,
 }
 
 /// Why an [`Engine`] could not be set up.
@@ -85,7 +91,7 @@ impl Engine {
         device::register()?;
         let map = Arc::new(options.map);
         let files = Arc::new(ModelFiles::open(map.files())?);
-        let (residency, notes) = Residency::new(
+        let (mut residency, notes) = Residency::new(
             Arc::clone(&map),
             Arc::clone(&files),
             &ResidencyOptions {
@@ -94,6 +100,9 @@ impl Engine {
                 reader: options.reader,
             },
         )?;
+        if let Some(pins) = &options.pins {
+            residency.pin(pins, options.repin);
+        }
         Self::with_residency(map, files, residency, notes)
     }
 
@@ -118,6 +127,7 @@ impl Engine {
         if !device::activate(&shared) {
             return Err(EngineError::Busy);
         }
+        watch::start(&shared);
         Ok(Self { shared, notes })
     }
 
@@ -128,6 +138,24 @@ impl Engine {
     /// A failed read.
     pub fn load_all(&self, progress: &mut dyn FnMut(f32)) -> Result<(), ResidencyError> {
         self.shared.residency().load_all(progress)
+    }
+
+    /// Loads the pinned experts. `progress` hears of 0.0 to 1.0.
+    ///
+    /// # Errors
+    /// A failed read.
+    pub fn load_pins(&self, progress: &mut dyn FnMut(f32)) -> Result<(), ResidencyError> {
+        self.shared.residency().load_pins(progress)
+    }
+
+    /// What the router chose since the last call.
+    pub fn take_routing(&self) -> RoutingCounts {
+        self.shared.residency().take_routing()
+    }
+
+    /// What the user should hear of the pins since the last call.
+    pub fn take_news(&self) -> Option<String> {
+        self.shared.residency().take_news()
     }
 
     /// What happened so far.

@@ -11,6 +11,7 @@ mod engine;
 mod exec;
 mod ffi;
 mod gguf;
+mod watch;
 
 pub use engine::{Engine, EngineError, EngineOptions};
 pub use exec::group::scratch_bytes;

@@ -148,7 +148,11 @@ impl Executor {
         let demand: Vec<_> = self
             .columns
             .iter()
-            .map(|c| Demand { expert: c.expert, tokens: c.columns.len() as u32 })
+            .map(|c| Demand {
+                expert: c.expert,
+                tokens: c.columns.len() as u32,
+                weight: c.columns.iter().map(|&c| program.weight(&self.numbers, c)).sum(),
+            })
             .collect();
         residency.begin(program.layer, program.tokens, &demand)?;
         let next = program.layer + 1;

@@ -61,6 +61,31 @@ pub struct Program {
     pub steps: Vec<Step>,
 }
 
+impl Program {
+    /// Weight of a column, `token * k + choice`, in its token's result; 0 where
+    /// the model applies weights outside of the program.
+    pub fn weight(&self, numbers: &Numbers, column: u32) -> f32 {
+        let weighted = |s: &&Step| {
+            // SAFETY: nodes and operands are alive while the graph is computed.
+            let one = unsafe { (*s.node).src[1].as_ref() }.is_some_and(|w| w.ne[0] == 1);
+            // SAFETY: as above.
+            unsafe { (*s.node).op == numbers.mul && one && s.sources[1] == Source::Column }
+        };
+        let Some(step) = self.steps.iter().find(weighted) else { return 0.0 };
+        let (token, choice) = (column as usize / self.k, column as usize % self.k);
+        // SAFETY: as above; the operand is F32 `[1, k, tokens]` in host memory,
+        // computed before this graph.
+        unsafe {
+            let w = &*(*step.node).src[1];
+            w.data
+                .cast::<u8>()
+                .add(token * w.nb[2] + choice * w.nb[1])
+                .cast::<f32>()
+                .read_unaligned()
+        }
+    }
+}
+
 /// What is known of a node's operand without looking at the program.
 pub fn through_views(numbers: &Numbers, mut t: *mut Tensor) -> *mut Tensor {
     // SAFETY: ggml's graph is alive, and a view has its source in `src[0]`.

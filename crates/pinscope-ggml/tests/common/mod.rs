@@ -105,6 +105,13 @@ pub fn engine(path: &Path, permille: u64, reader: ReaderKind) -> Engine {
     let full = pinscope::layout::Layout::full_bytes(&map);
     let least = pinscope::layout::Layout::min_bytes(&map);
     let arena_bytes = least.max(full * permille / 1000);
-    Engine::register(EngineOptions { map, arena_bytes, policy: PolicyKind::default(), reader })
-        .unwrap()
+    Engine::register(EngineOptions {
+        map,
+        arena_bytes,
+        policy: PolicyKind::default(),
+        reader,
+        pins: None,
+        repin: false,
+    })
+    .unwrap()
 }

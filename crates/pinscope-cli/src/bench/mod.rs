@@ -1,7 +1,10 @@
 //! `pinscope bench`: speed over a forced token stream, the same work for every
 //! contender, each in a fresh process, in alternating order, medians.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod curve;
+mod figures;
+mod table;
+
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -13,9 +16,12 @@ use pinscope_ggml::read_map;
 use serde::Serialize;
 
 use crate::args::parse_reader;
-use crate::launch::{launch, Contender, Decode, Job, Outcome, Setup};
+use crate::launch::{launch, Contender, Decode, Job, Setup};
+use crate::pinning::Pinning;
 use crate::threads::default_threads;
-use crate::{style, text};
+use crate::{plot, style, text};
+
+use figures::Figures;
 
 /// Options of `pinscope bench`.
 #[derive(Debug, clap::Args)]
@@ -53,6 +59,11 @@ pub struct Args {
     /// and say whether the contenders agree
     #[arg(long)]
     hash: bool,
+    #[command(flatten)]
+    pinning: Pinning,
+    /// Draw the hit rates of PinScope's runs token by token
+    #[arg(long, value_name = "FILE.svg", value_parser = plot::check_name)]
+    hit_plot: Option<PathBuf>,
     /// Keep the device at work even if the whole model fits
     #[arg(long)]
     no_step_aside: bool,
@@ -83,98 +94,15 @@ enum Rival {
 
 /// A contender and its memory: one row of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Entry {
+pub struct Entry {
     contender: Contender,
     /// Limit on the process with its page cache, bytes; `None`: no limit.
     ram: Option<u64>,
 }
 
-/// Figures of one run, or the medians of several.
-#[derive(Debug, Clone, Serialize)]
-struct Figures {
-    contender: &'static str,
-    /// Bytes; `null` for contenders without a limit.
-    ram: Option<u64>,
-    prefill_tokens_per_second: f64,
-    /// Decode.
-    tokens_per_second: f64,
-    ms_per_token: f64,
-    decoded_tokens: usize,
-    /// Decoding ended at `--mmap-seconds`.
-    capped: bool,
-    hit_rate: Option<f64>,
-    bytes_per_token: Option<f64>,
-    wait_ms_per_token: Option<f64>,
-    load_seconds: f64,
-    peak_bytes: u64,
-    /// Why the kernel neither limited nor counted this run's page cache.
-    no_cgroup: Option<String>,
-    sha256_logits: Option<String>,
-}
-
-impl Figures {
-    fn of(entry: Entry, outcome: &Outcome) -> Figures {
-        let report = &outcome.report;
-        let tokens = report.decode.tokens.max(1) as f64;
-        Figures {
-            contender: entry.contender.name(),
-            ram: entry.ram,
-            prefill_tokens_per_second: report.prefill.rate(),
-            tokens_per_second: report.decode.rate(),
-            ms_per_token: report.decode.seconds * 1e3 / tokens,
-            decoded_tokens: report.decode.tokens,
-            capped: report.capped,
-            hit_rate: report.cache.map(|c| c.hit_rate()),
-            bytes_per_token: report.cache.map(|c| c.bytes_read as f64 / tokens),
-            wait_ms_per_token: report.cache.map(|c| c.wait_ns as f64 / 1e6 / tokens),
-            load_seconds: report.load_seconds,
-            peak_bytes: outcome.peak_bytes,
-            no_cgroup: outcome.no_cgroup.clone(),
-            sha256_logits: report.sha256_logits.clone(),
-        }
-    }
-
-    fn is_of(&self, entry: Entry) -> bool {
-        self.contender == entry.contender.name() && self.ram == entry.ram
-    }
-
-    /// Each figure's median over `runs` of one entry; `None` without runs.
-    fn median(runs: &[Figures]) -> Option<Figures> {
-        let first = runs.first()?;
-        let of = |get: &dyn Fn(&Figures) -> f64| median(runs.iter().map(get).collect());
-        let maybe = |get: &dyn Fn(&Figures) -> Option<f64>| {
-            let known: Vec<f64> = runs.iter().filter_map(get).collect();
-            (!known.is_empty()).then(|| median(known))
-        };
-        Some(Figures {
-            prefill_tokens_per_second: of(&|f| f.prefill_tokens_per_second),
-            tokens_per_second: of(&|f| f.tokens_per_second),
-            ms_per_token: of(&|f| f.ms_per_token),
-            decoded_tokens: of(&|f| f.decoded_tokens as f64) as usize,
-            capped: runs.iter().any(|f| f.capped),
-            hit_rate: maybe(&|f| f.hit_rate),
-            bytes_per_token: maybe(&|f| f.bytes_per_token),
-            wait_ms_per_token: maybe(&|f| f.wait_ms_per_token),
-            load_seconds: of(&|f| f.load_seconds),
-            peak_bytes: of(&|f| f.peak_bytes as f64) as u64,
-            ..first.clone()
-        })
-    }
-}
-
-/// The middle value; of an even number the mean of the two middle ones.
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    match values.len() {
-        0 => f64::NAN,
-        n if n % 2 == 1 => values[n / 2],
-        n => (values[n / 2 - 1] + values[n / 2]) / 2.0,
-    }
-}
-
 /// The JSON of `--json`.
 #[derive(Serialize)]
-struct Results {
+pub struct Results {
     model: String,
     model_bytes: u64,
     threads: u32,
@@ -190,7 +118,7 @@ struct Results {
 
 /// An entry without figures.
 #[derive(Debug, Clone, Serialize)]
-struct Failed {
+pub struct Failed {
     contender: &'static str,
     ram: Option<u64>,
     reason: String,
@@ -227,6 +155,7 @@ fn bench(args: &Args) -> Result<(), Box<dyn std::error::Error>> {
             policy: args.policy,
             reader: args.reader,
             step_aside: !args.no_step_aside,
+            pinning: args.pinning.clone(),
         },
         n_ctx: args.prompt + args.tokens,
         prompt,
@@ -253,10 +182,13 @@ fn bench(args: &Args) -> Result<(), Box<dyn std::error::Error>> {
         medians,
         failed,
     };
+    if let Some(path) = &args.hit_plot {
+        curve::draw(&results, path)?;
+    }
     if args.json {
         println!("{}", serde_json::to_string_pretty(&results)?);
     } else {
-        print_table(&results);
+        table::print(&results);
     }
     match results.medians.is_empty() {
         true => Err("no contender could run; the reasons are above".into()),
@@ -271,6 +203,9 @@ fn entries(args: &Args, model_bytes: u64) -> Result<Vec<Entry>, Box<dyn std::err
     for text in &args.ram {
         let ram = Some(amount(text, model_bytes)?);
         entries.push(Entry { contender: Contender::Pinscope, ram });
+        if args.pinning.profile.is_some() {
+            entries.push(Entry { contender: Contender::PinscopeProfile, ram });
+        }
         if mmap {
             entries.push(Entry { contender: Contender::Mmap, ram });
         }
@@ -329,84 +264,6 @@ fn run_all(
     (runs, failed)
 }
 
-fn print_table(results: &Results) {
-    let rate = |name: &str| {
-        results.medians.iter().find(|f| f.contender == name).map(|f| f.tokens_per_second)
-    };
-    let resident = rate(Contender::Resident.name());
-    let repacked = rate(Contender::ResidentRepacked.name());
-    let mut table = style::table();
-    table.set_header([
-        "",
-        "RAM",
-        "prefill tok/s",
-        "decode tok/s",
-        "of resident",
-        "of repacked",
-        "ms a token",
-        "hit rate",
-        "MB a token",
-        "wait ms",
-        "peak",
-        "tokens",
-    ]);
-    for f in &results.medians {
-        let maybe = |value: Option<f64>, digits: usize| {
-            value.map_or_else(|| "-".to_owned(), |v| format!("{v:.digits$}"))
-        };
-        table.add_row([
-            f.contender.to_owned(),
-            f.ram.map_or_else(|| "no limit".to_owned(), format_bytes),
-            format!("{:.1}", f.prefill_tokens_per_second),
-            format!("{:.2}", f.tokens_per_second),
-            maybe(resident.map(|r| f.tokens_per_second / r), 2),
-            maybe(repacked.map(|r| f.tokens_per_second / r), 2),
-            format!("{:.1}", f.ms_per_token),
-            f.hit_rate.map_or_else(|| "-".to_owned(), |h| format!("{:.1} %", h * 100.0)),
-            maybe(f.bytes_per_token.map(|b| b / 1e6), 1),
-            maybe(f.wait_ms_per_token, 1),
-            format_bytes(f.peak_bytes),
-            format!("{}{}", f.decoded_tokens, if f.capped { " (time limit)" } else { "" }),
-        ]);
-    }
-    style::numbers_right(&mut table);
-    println!("{table}");
-    footnotes(results).iter().for_each(|note| println!("{note}"));
-}
-
-/// What the table does not say.
-fn footnotes(results: &Results) -> Vec<String> {
-    let row = |contender: &str, ram: Option<u64>| match ram {
-        Some(ram) => format!("{contender} {}", format_bytes(ram)),
-        None => contender.to_owned(),
-    };
-    let mut notes: Vec<String> = results
-        .failed
-        .iter()
-        .map(|f| format!("{} did not run: {}", row(f.contender, f.ram), f.reason))
-        .collect();
-    if let Some(why) = results.runs.iter().find_map(|f| f.no_cgroup.as_ref()) {
-        notes.push(format!(
-            "Not limited by a cgroup ({why}): mmap may use all memory, peaks are what processes had mapped in."
-        ));
-    }
-    if results.medians.iter().any(|f| f.capped) {
-        notes.push("time limit: decoding with mmap ended at --mmap-seconds.".into());
-    }
-    let mut by_hash = BTreeMap::<(&str, usize), BTreeSet<String>>::new();
-    for f in &results.runs {
-        if let Some(hash) = &f.sha256_logits {
-            by_hash.entry((hash, f.decoded_tokens)).or_default().insert(row(f.contender, f.ram));
-        }
-    }
-    for ((hash, tokens), rows) in by_hash {
-        let rows = rows.into_iter().collect::<Vec<_>>().join(", ");
-        let hash = hash.get(..16).unwrap_or(hash);
-        notes.push(format!("Logits of the prompt and {tokens} tokens, SHA-256 {hash}: {rows}"));
-    }
-    notes
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -418,32 +275,5 @@ mod tests {
         assert_eq!(amount("2M", 2000).unwrap(), 2 << 20);
         assert!(amount("0%", 2000).is_err());
         assert!(amount("many", 2000).is_err());
-    }
-
-    #[test]
-    fn medians_are_taken_figure_by_figure() {
-        assert_eq!(median(vec![3.0, 1.0, 2.0]), 2.0);
-        assert_eq!(median(vec![4.0, 1.0, 2.0, 3.0]), 2.5);
-        let run = |rate: f64, wait: Option<f64>| Figures {
-            contender: "pinscope",
-            ram: Some(1),
-            prefill_tokens_per_second: 10.0 * rate,
-            tokens_per_second: rate,
-            ms_per_token: 1e3 / rate,
-            decoded_tokens: 8,
-            capped: false,
-            hit_rate: Some(0.5),
-            bytes_per_token: None,
-            wait_ms_per_token: wait,
-            load_seconds: 0.0,
-            peak_bytes: 7,
-            no_cgroup: None,
-            sha256_logits: None,
-        };
-        let runs = [run(5.0, Some(1.0)), run(4.0, Some(9.0)), run(100.0, Some(2.0))];
-        let m = Figures::median(&runs).unwrap();
-        assert_eq!((m.tokens_per_second, m.ms_per_token), (5.0, 200.0));
-        assert_eq!((m.wait_ms_per_token, m.bytes_per_token), (Some(2.0), None));
-        assert!(Figures::median(&[]).is_none());
     }
 }

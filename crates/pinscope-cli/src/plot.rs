@@ -1,0 +1,134 @@
+//! Plots: curves as SVG files, and one curve in the terminal.
+
+use std::path::Path;
+
+use plotters::prelude::*;
+
+/// A curve and its name in the legend.
+pub struct Curve<'a> {
+    pub name: &'a str,
+    pub points: &'a [(f64, f64)],
+}
+
+/// What stands beside the axes.
+pub struct Labels<'a> {
+    pub title: &'a str,
+    pub x: &'a str,
+    pub y: &'a str,
+}
+
+const SIZE: (u32, u32) = (800, 480);
+/// Told apart by people who see fewer colours, too (Okabe and Ito).
+const COLOURS: [RGBColor; 4] =
+    [RGBColor(0, 114, 178), RGBColor(213, 94, 0), RGBColor(0, 158, 115), RGBColor(120, 120, 120)];
+
+/// Whether plots can be written to a file of that name.
+pub fn check_name(path: &str) -> Result<std::path::PathBuf, String> {
+    match Path::new(path).extension().is_some_and(|e| e.eq_ignore_ascii_case("svg")) {
+        true => Ok(path.into()),
+        false => Err("plots are written as SVG: give a name that ends in .svg".into()),
+    }
+}
+
+/// Writes curves of shares (0 to 1) as an SVG file.
+///
+/// # Errors
+/// One sentence for the user: the file cannot be written.
+pub fn svg(path: &Path, labels: &Labels, curves: &[Curve]) -> Result<(), String> {
+    let mut text = String::new();
+    draw(&mut text, labels, curves).map_err(|e| format!("cannot draw the plot: {e}"))?;
+    std::fs::write(path, text).map_err(|e| format!("cannot write the plot {}: {e}", path.display()))
+}
+
+fn draw(
+    text: &mut String,
+    labels: &Labels,
+    curves: &[Curve],
+) -> Result<(), Box<dyn std::error::Error>> {
+    let xs = || curves.iter().flat_map(|c| c.points.iter().map(|p| p.0));
+    let (from, to) = (xs().fold(f64::MAX, f64::min), xs().fold(f64::MIN, f64::max));
+    let root = SVGBackend::with_string(text, SIZE).into_drawing_area();
+    root.fill(&WHITE)?;
+    let mut chart = ChartBuilder::on(&root)
+        .caption(labels.title, ("sans-serif", 18))
+        .margin(12)
+        .x_label_area_size(44)
+        .y_label_area_size(56)
+        .build_cartesian_2d(from.min(to)..to.max(from + 1e-9), 0.0..1.0)?;
+    chart
+        .configure_mesh()
+        .x_desc(labels.x)
+        .y_desc(labels.y)
+        .y_label_formatter(&|share| format!("{:.0} %", share * 100.0))
+        .light_line_style(WHITE.mix(0.0))
+        .draw()?;
+    for (curve, colour) in curves.iter().zip(COLOURS.into_iter().cycle()) {
+        let line = LineSeries::new(curve.points.iter().copied(), colour.stroke_width(2));
+        chart
+            .draw_series(line)?
+            .label(curve.name)
+            .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], colour.stroke_width(2)));
+    }
+    chart
+        .configure_series_labels()
+        .position(SeriesLabelPosition::LowerRight)
+        .background_style(WHITE.mix(0.8))
+        .border_style(BLACK.mix(0.3))
+        .draw()?;
+    root.present()?;
+    Ok(())
+}
+
+/// Rows and columns of a plot in the terminal.
+const ROWS: usize = 10;
+pub const COLUMNS: usize = 50;
+
+/// A curve of [`COLUMNS`]` + 1` shares, as text.
+pub fn terminal(curve: &[(f64, f64)], x_label: &str) -> String {
+    let mut lines = String::new();
+    for row in (0..ROWS).rev() {
+        let label = format!("{:>4} %", (row + 1) * 100 / ROWS);
+        let cell = |&(_, y): &(f64, f64)| {
+            // Eighths of a cell that the column fills.
+            let eighths = ((y * ROWS as f64 - row as f64) * 8.0).round().clamp(0.0, 8.0);
+            [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'][eighths as usize]
+        };
+        let bars: String = curve.iter().map(cell).collect();
+        lines += &format!("{label} │{}\n", bars.trim_end());
+    }
+    lines += &format!("       └{}\n", "─".repeat(curve.len()));
+    lines + &format!("        0 %{x_label:^width$}100 %", width = curve.len().saturating_sub(8))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_column_is_as_high_as_its_share() {
+        let text = terminal(&[(0.0, 0.0), (0.5, 0.55), (1.0, 1.0)], "");
+        let rows: Vec<Vec<char>> =
+            text.lines().map(|l| l.chars().skip(8).collect()).take(ROWS).collect();
+        let height = |column: usize| {
+            rows.iter().filter(|r| r.get(column).is_some_and(|c| *c == '█')).count()
+        };
+        assert_eq!((height(0), height(1), height(2)), (0, 5, 10));
+        assert_eq!(rows[ROWS - 6][1], '▄', "half a row on top of five:\n{text}");
+    }
+
+    #[test]
+    fn a_plot_is_an_svg_with_its_words() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("p.svg");
+        let labels = Labels { title: "Hits", x: "token", y: "share" };
+        let points = [(0.0, 0.1), (10.0, 0.9)];
+        svg(&path, &labels, &[Curve { name: "pinned", points: &points }]).unwrap();
+        let text = std::fs::read_to_string(&path).unwrap();
+        for word in ["<svg", "Hits", "token", "share", "pinned", "polyline"] {
+            assert!(text.contains(word), "{word} is missing");
+        }
+        let error = svg(Path::new("/nowhere/p.svg"), &labels, &[]).unwrap_err();
+        assert!(error.contains("/nowhere/p.svg"), "{error}");
+        assert!(check_name("p.png").is_err() && check_name("p.SVG").is_ok());
+    }
+}
