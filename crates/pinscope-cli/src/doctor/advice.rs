@@ -15,8 +15,10 @@ const LOCAL_DISK: f64 = 2e9;
 const HUGE_PAGE_GAIN: f64 = 1.05;
 
 /// Share of time in which some task waits for memory from which on other
-/// changes are not worth discussing, percent.
+/// changes are not worth discussing, percent, if also less than this share of
+/// memory is available. With more, tasks wait at the limit of a cgroup.
 const PRESSURE: f64 = 10.0;
+const SHORT: f64 = 0.1;
 
 /// A gain below this is lost in the noise of measuring.
 const WORTHWHILE: f64 = 1.05;
@@ -37,6 +39,8 @@ pub struct Situation {
     pub lockable: Option<u64>,
     /// Share of time in which some task waits for memory, percent.
     pub pressure: f64,
+    /// Share of the memory that is free or easily freed, 0 to 1.
+    pub available: f64,
 }
 
 /// A model and a budget.
@@ -77,7 +81,7 @@ impl Advice {
 
 /// The change that helps most; of two that help about equally, the cheaper one.
 pub fn advise(s: &Situation) -> Advice {
-    if s.pressure >= PRESSURE {
+    if s.pressure >= PRESSURE && s.available < SHORT {
         return Advice::new(
             "End other programs that use memory, or give PinScope a smaller --ram",
             format!("tasks wait for memory {:.0} % of the time just now", s.pressure),
@@ -229,6 +233,7 @@ mod tests {
             swap: 0,
             lockable: None,
             pressure: 0.0,
+            available: 0.5,
         }
     }
 
@@ -301,8 +306,10 @@ mod tests {
     fn what_cannot_work_and_what_makes_figures_worthless_come_first() {
         let small = with(|_, case| case.ram = GIB);
         assert!(small.change.contains("--ram 2048M at least"), "{small:?}");
-        let pressure = with(|s, _| s.pressure = 30.0);
+        let pressure = with(|s, _| (s.pressure, s.available) = (30.0, 0.05));
         assert!(pressure.change.contains("other programs"), "{pressure:?}");
+        let elsewhere = with(|s, _| s.pressure = 30.0);
+        assert_eq!(elsewhere, advise(&disk_bound()));
     }
 
     #[test]

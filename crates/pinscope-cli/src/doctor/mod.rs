@@ -141,5 +141,6 @@ fn give_advice(findings: &Findings, rates: Rates) -> Advice {
         swap: findings.machine.swap,
         lockable: findings.lockable,
         pressure: findings.machine.pressure.map_or(0.0, |(some, _)| some),
+        available: findings.memory.available as f64 / findings.memory.total.max(1) as f64,
     })
 }

@@ -132,9 +132,13 @@ impl Look {
     }
 }
 
-/// The `--ram` of a command line.
+/// The `--ram` of a command line. That of `pinscope pin` is for the pages that
+/// it keeps, not for the process.
 fn ram(cmdline: &[u8], total: u64) -> Option<u64> {
     let line = String::from_utf8_lossy(cmdline);
+    if line.split('\0').nth(1) == Some("pin") {
+        return None;
+    }
     let mut words = line.split('\0');
     let text = words.find_map(|word| match word.strip_prefix("--ram") {
         Some("") => Some(None),
@@ -220,6 +224,7 @@ mod tests {
         assert_eq!(ram(b"pinscope\0run\0--ram=50%\0-m\0x\0", 1000), Some(500));
         assert_eq!(ram(b"llama-cli\0-m\0x\0", 0), None);
         assert_eq!(ram(b"pinscope\0--ram", 0), None);
+        assert_eq!(ram(b"pinscope\0pin\0--ram\08G\0", 0), None);
         assert_eq!(program(b"/usr/bin/pinscope\0run\0").as_deref(), Some("pinscope"));
         assert_eq!(program(b""), None);
     }
