@@ -114,7 +114,7 @@ impl Advert {
         )
     }
 
-    fn claim_in(folder: &Path, id: &str, model: &Path) -> Result<Advert, AdvertError> {
+    pub(crate) fn claim_in(folder: &Path, id: &str, model: &Path) -> Result<Advert, AdvertError> {
         let path = folder.join(file_name(id));
         let content = Content {
             version: VERSION,
@@ -168,7 +168,7 @@ impl Advert {
         Advert::find_in(&folder_path(), &id.to_string())
     }
 
-    fn find_in(folder: &Path, id: &str) -> Option<Pinned> {
+    pub(crate) fn find_in(folder: &Path, id: &str) -> Option<Pinned> {
         // Somebody else's folder could promise anything.
         check_own(folder).ok()?;
         let (content, file) = read(&folder.join(file_name(id)))?;
