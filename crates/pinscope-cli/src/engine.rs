@@ -148,7 +148,7 @@ impl Prepared {
     ) -> Result<Session, SetupError> {
         self.plan.check()?;
         let pins = self.pins.as_ref().map(|p| pinning::describe(p, self.pinned_bytes()));
-        let daemon = Advert::find(self.profiled_model()?.id);
+        let daemon = Advert::find(self.profiled_model()?.id, self.map.files());
         let aside = caching.step_aside && self.plan.fits_all;
         let engine = if aside {
             None

@@ -2,11 +2,15 @@
 
 mod common;
 
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::Output;
+use std::process::{Child, Output, Stdio};
 use std::sync::OnceLock;
 
-use common::{assert_refused, folder, json, make, pinscope, smallest_ram, stderr, tiny, SHORT};
+use common::{
+    assert_refused, folder, json, make, pinscope, program, smallest_ram, stderr, tiny, SHORT,
+};
 
 const TEXT: &str = "The sea was calm that night, and the boats lay still in the harbour. \
     Nobody spoke of the storm. In the morning the nets were full, and the price of fish fell. ";
@@ -151,4 +155,49 @@ fn a_plan_with_a_profile_says_what_pins_promise() {
     let plan = json(&pinscope("plan", tiny(), &[&arguments[..], &["--pin-share", "1"]].concat()));
     let promise = plan["pins"]["promise"].as_f64().unwrap();
     assert!(plan["pins"]["count"].as_u64() > Some(0) && promise > 0.0 && promise <= 1.0, "{plan}");
+}
+
+/// A running `pinscope pin` of the tiny model.
+struct Daemon(Child);
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_run_uses_what_a_pin_daemon_keeps_instead_of_reading_it_again() {
+    let runtime = folder().join("runtime");
+    std::fs::create_dir_all(&runtime).unwrap();
+    std::fs::set_permissions(&runtime, std::fs::Permissions::from_mode(0o700)).unwrap();
+    let model = tiny().to_str().unwrap();
+    let command = |arguments: &[&str]| {
+        let mut command = program(arguments);
+        command.env("XDG_RUNTIME_DIR", &runtime).stdout(Stdio::piped());
+        command
+    };
+    // Without a profile all of a model that fits is kept.
+    let pin = ["pin", "-m", model, "--ram", "1G", "--json"];
+    let mut daemon = Daemon(command(&pin).spawn().unwrap());
+    let mut ready = String::new();
+    BufReader::new(daemon.0.stdout.as_mut().unwrap()).read_line(&mut ready).unwrap();
+    assert!(ready.starts_with('{'), "{ready}");
+
+    let ram = format!("{}M", smallest_ram(tiny(), &SHORT) + 3);
+    let verify = [&["verify", "-m", model, "--ram", &ram][..], &SHORT].concat();
+    let verdict = json(&command(&verify).output().unwrap());
+    assert_eq!(verdict["identical"], true, "{verdict}");
+    assert_eq!(
+        (&verdict["hit_rate"], &verdict["bytes_read_per_token"]),
+        (&1.0.into(), &0.0.into())
+    );
+    let by = format!("process {} (pinscope pin) keeps", daemon.0.id());
+    assert!(verdict["notes"].to_string().contains(&by), "{verdict}");
+
+    drop(daemon);
+    let verdict = json(&command(&verify).output().unwrap());
+    assert_eq!(verdict["identical"], true, "{verdict}");
+    assert!(verdict["hit_rate"].as_f64() < Some(1.0), "{verdict}");
 }

@@ -69,7 +69,7 @@ pub fn main(args: &Args) -> Result<(), Box<dyn Error>> {
     let outcome = choose(&map, profile.as_ref(), ram, args.warm);
     check_room(&outcome)?;
 
-    let mut advert = Advert::claim(model.id, &args.model)?;
+    let mut advert = Advert::claim(model.id, map.files())?;
     let locked = with_bar("Locking", outcome.locked.bytes(), &signals, |progress| {
         LockedRanges::lock(map.files(), &outcome.locked.ranges(), progress)
     });

@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use super::folder::{check_own, folder_path, own_folder};
+use crate::map::ModelFile;
 use crate::policy::ExpertId;
 use crate::profile::ModelId;
 
@@ -70,6 +71,8 @@ struct ModelNames {
     id: String,
     /// The first file, for people.
     path: PathBuf,
+    /// Device and inode of each file: a copy of the model has pages of its own.
+    files: Vec<(u64, u64)>,
 }
 
 /// A daemon's claim on a model. Nobody else can pin the model while this lives;
@@ -100,29 +103,34 @@ impl Pinned {
 }
 
 impl Advert {
-    /// Claims the model `id`, whose first file is `model`, for this process,
-    /// before anything is locked.
+    /// Claims the model `id`, which is in `files`, for this process, before
+    /// anything is locked.
     ///
     /// # Errors
-    /// [`AdvertError::Taken`] if another daemon has it, and if the runtime
-    /// folder is not usable or not ours alone.
-    pub fn claim(id: ModelId, model: &Path) -> Result<Advert, AdvertError> {
-        Advert::claim_in(
-            &own_folder().map_err(|(path, why)| AdvertError::Folder { path, why })?,
-            &id.to_string(),
-            model,
-        )
+    /// [`AdvertError::Taken`] if another daemon has it, be it in other files,
+    /// and if the runtime folder is not usable or not ours alone.
+    pub fn claim(id: ModelId, files: &[ModelFile]) -> Result<Advert, AdvertError> {
+        let folder = own_folder().map_err(|(path, why)| AdvertError::Folder { path, why })?;
+        Advert::claim_in(&folder, &id.to_string(), files)
     }
 
-    pub(crate) fn claim_in(folder: &Path, id: &str, model: &Path) -> Result<Advert, AdvertError> {
+    pub(crate) fn claim_in(
+        folder: &Path,
+        id: &str,
+        files: &[ModelFile],
+    ) -> Result<Advert, AdvertError> {
         let path = folder.join(file_name(id));
+        let fail = |source| AdvertError::Write { path: path.clone(), source };
         let content = Content {
             version: VERSION,
             pid: std::process::id(),
-            model: ModelNames { id: id.to_owned(), path: model.to_owned() },
+            model: ModelNames {
+                id: id.to_owned(),
+                path: files.first().map(|f| f.path.clone()).unwrap_or_default(),
+                files: identities(files).map_err(fail)?,
+            },
             experts: Vec::new(),
         };
-        let fail = |source| AdvertError::Write { path: path.clone(), source };
         let temporary = Temporary::write(folder, &content).map_err(fail)?;
         let mut owner = None;
         for _ in 0..TRIES {
@@ -162,17 +170,19 @@ impl Advert {
         Ok(())
     }
 
-    /// What a living daemon of this user keeps locked of the model `id`, if
-    /// there is one that is ready.
-    pub fn find(id: ModelId) -> Option<Pinned> {
-        Advert::find_in(&folder_path(), &id.to_string())
+    /// What a living daemon of this user keeps locked of these very `files` of
+    /// the model `id`, if there is one that is ready.
+    pub fn find(id: ModelId, files: &[ModelFile]) -> Option<Pinned> {
+        Advert::find_in(&folder_path(), &id.to_string(), files)
     }
 
-    pub(crate) fn find_in(folder: &Path, id: &str) -> Option<Pinned> {
+    pub(crate) fn find_in(folder: &Path, id: &str, files: &[ModelFile]) -> Option<Pinned> {
         // Somebody else's folder could promise anything.
         check_own(folder).ok()?;
         let (content, file) = read(&folder.join(file_name(id)))?;
-        let fits = content.version == VERSION && content.model.id == id;
+        let fits = content.version == VERSION
+            && content.model.id == id
+            && content.model.files == identities(files).ok()?;
         if !fits || content.experts.is_empty() || !is_locked(&file) {
             return None;
         }
@@ -260,6 +270,11 @@ fn is_locked(file: &File) -> bool {
     }
 }
 
+/// Device and inode of each file.
+fn identities(files: &[ModelFile]) -> io::Result<Vec<(u64, u64)>> {
+    files.iter().map(|f| fs::metadata(&f.path).map(|m| (m.dev(), m.ino()))).collect()
+}
+
 fn file_name(id: &str) -> String {
     let short: String = id.chars().take(NAME_DIGITS).collect();
     format!("pin-{short}.json")
@@ -280,8 +295,17 @@ mod tests {
         dir
     }
 
+    /// Any file will do.
+    fn model() -> [ModelFile; 1] {
+        [ModelFile { path: "/proc/self/exe".into(), len: 0, header_len: 0 }]
+    }
+
     fn claim(dir: &tempfile::TempDir) -> Result<Advert, AdvertError> {
-        Advert::claim_in(dir.path(), ID, Path::new("/m.gguf"))
+        Advert::claim_in(dir.path(), ID, &model())
+    }
+
+    fn find(dir: &tempfile::TempDir) -> Option<Pinned> {
+        Advert::find_in(dir.path(), ID, &model())
     }
 
     fn files(dir: &tempfile::TempDir) -> usize {
@@ -292,17 +316,19 @@ mod tests {
     fn experts_are_found_once_published_and_until_the_daemon_ends() {
         let dir = folder();
         let mut advert = claim(&dir).unwrap();
-        assert!(Advert::find_in(dir.path(), ID).is_none());
+        assert!(find(&dir).is_none());
         let experts = [ExpertId(7), ExpertId(3)];
         advert.publish(&experts).unwrap();
-        let found = Advert::find_in(dir.path(), ID).unwrap();
+        let found = find(&dir).unwrap();
         assert_eq!((found.pid, &found.experts[..]), (std::process::id(), &experts[..]));
         assert!(found.alive());
-        assert!(Advert::find_in(dir.path(), TWIN).is_none());
+        assert!(Advert::find_in(dir.path(), TWIN, &model()).is_none());
+        let copy = [ModelFile { path: "/proc/self/maps".into(), ..model()[0].clone() }];
+        assert!(Advert::find_in(dir.path(), ID, &copy).is_none());
         assert_eq!(files(&dir), 1);
         drop(advert);
         assert!(!found.alive());
-        assert!(Advert::find_in(dir.path(), ID).is_none());
+        assert!(find(&dir).is_none());
         assert_eq!(files(&dir), 0);
     }
 
@@ -328,16 +354,20 @@ mod tests {
         let stale = Content {
             version: VERSION,
             pid: 1,
-            model: ModelNames { id: ID.into(), path: "/m.gguf".into() },
+            model: ModelNames {
+                id: ID.into(),
+                path: "/m.gguf".into(),
+                files: identities(&model()).unwrap(),
+            },
             experts: vec![5],
         };
         fs::write(&path, serde_json::to_vec(&stale).unwrap()).unwrap();
-        assert!(Advert::find_in(dir.path(), ID).is_none());
+        assert!(find(&dir).is_none());
         fs::write(&path, "{\"version\":1,\"pi").unwrap();
-        assert!(Advert::find_in(dir.path(), ID).is_none());
+        assert!(find(&dir).is_none());
         let mut advert = claim(&dir).unwrap();
         advert.publish(&[ExpertId(2)]).unwrap();
-        assert_eq!(Advert::find_in(dir.path(), ID).unwrap().experts, [ExpertId(2)]);
+        assert_eq!(find(&dir).unwrap().experts, [ExpertId(2)]);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 /// `$XDG_RUNTIME_DIR/pinscope`, or a folder of this user below `/tmp`.
 pub(super) fn folder_path() -> PathBuf {
-    match std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|p| p.is_absolute()) {
+    match std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|p| p.is_dir()) {
         Some(runtime) => runtime.join("pinscope"),
         None => PathBuf::from(format!("/tmp/pinscope-{}", user())),
     }

@@ -81,6 +81,7 @@ const SMALL: u64 = 40 * PAGE;
 fn exactly_the_wanted_pages_are_locked_and_none_after_that() {
     let file = Fixture::new(16 << 20);
     let path = &file.model.path;
+    let droppable = cached(path).is_empty();
     let end = 16 << 20;
     let wanted = [0..3 * PAGE, 8 * PAGE..9 * PAGE, 8 << 20..(8 << 20) + SMALL / 2];
     let ranges = [wanted[0].clone(), wanted[1].clone(), wanted[2].clone(), end - PAGE..end];
@@ -90,6 +91,10 @@ fn exactly_the_wanted_pages_are_locked_and_none_after_that() {
 
     drop_cached(path);
     let cached_now = cached(path);
+    if !droppable {
+        eprintln!("only smaps was looked at: this file system keeps everything in memory");
+        return;
+    }
     let pages: Vec<u64> = ranges.iter().flat_map(|r| r.start / PAGE..r.end / PAGE).collect();
     assert!(pages.iter().all(|p| cached_now.contains(p)), "{cached_now:?}");
     // The kernel caches in units of at most a huge page.
