@@ -11,7 +11,7 @@ use pinscope_host::{ContextOptions, SamplerOptions};
 use crate::pinning::Pinning;
 use crate::ram::Ram;
 use crate::threads::default_threads;
-use crate::{bench, profile, verify};
+use crate::{bench, doctor, pin, profile, verify};
 
 /// Runs Mixture-of-Experts models that are larger than memory, bit for bit.
 #[derive(Debug, Parser)]
@@ -29,6 +29,10 @@ pub enum Command {
     Plan(PlanArgs),
     /// Find out which experts your text uses, for pins
     Profile(profile::Args),
+    /// Keep a model's hottest pages in the page cache, for other programs too
+    Pin(pin::Args),
+    /// Measure what decides speed on this machine, and say what would help most
+    Doctor(doctor::Args),
     /// Check that a memory budget does not change a bit of the output
     Verify(verify::Args),
     /// Measure speed at several budgets, against plain llama.cpp too

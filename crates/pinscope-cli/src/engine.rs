@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use pinscope::layout::Layout;
 use pinscope::map::ExpertMap;
 use pinscope::memory::own_bytes;
+use pinscope::pin::Advert;
 use pinscope::plan::{Fixed, Plan, RamTooSmall};
 use pinscope::policy::PolicyKind;
 use pinscope::profile::{PinPlan, Profile, ProfileError, ProfiledModel, RoutingCounts};
@@ -147,6 +148,7 @@ impl Prepared {
     ) -> Result<Session, SetupError> {
         self.plan.check()?;
         let pins = self.pins.as_ref().map(|p| pinning::describe(p, self.pinned_bytes()));
+        let daemon = Advert::find(self.profiled_model()?.id, self.map.files());
         let aside = caching.step_aside && self.plan.fits_all;
         let engine = if aside {
             None
@@ -159,6 +161,14 @@ impl Prepared {
                 pins: self.pins,
                 repin: self.repin,
             })?)
+        };
+        let shared = match (&engine, daemon) {
+            (Some(engine), Some(daemon)) => {
+                let pid = daemon.pid;
+                // What cannot be mapped is read like everything else.
+                engine.share(daemon).ok().map(|n| (n, pid))
+            }
+            _ => None,
         };
         let mut hear = |done| {
             progress(done);
@@ -179,7 +189,10 @@ impl Prepared {
             if self.plan.fits_all { engine.load_all(progress) } else { engine.load_pins(progress) }
                 .map_err(|e| SetupError::Load(e.to_string()))?;
         }
-        Ok(Session { model, engine, plan: self.plan, pins })
+        let shared = shared.map(|(n, pid)| {
+            format!("{n} experts are used where process {pid} (pinscope pin) keeps them.")
+        });
+        Ok(Session { model, engine, plan: self.plan, pins, shared })
     }
 }
 
@@ -191,6 +204,8 @@ pub struct Session {
     pub plan: Plan,
     /// What is pinned, in words.
     pins: Option<String>,
+    /// What a pin daemon keeps for us, in words.
+    shared: Option<String>,
 }
 
 impl Session {
@@ -213,6 +228,7 @@ impl Session {
     /// What the user should know of this run.
     pub fn notes(&self) -> Vec<String> {
         let mut notes = self.plan.warnings.clone();
+        notes.extend(self.shared.clone());
         notes.extend(self.pins.iter().map(|pins| format!("Profile: {pins}.")));
         match &self.engine {
             Some(engine) => notes.extend_from_slice(engine.notes()),

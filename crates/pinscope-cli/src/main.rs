@@ -4,16 +4,19 @@ mod args;
 mod bench;
 mod cgroup;
 mod chat;
+mod doctor;
 mod engine;
 mod generate;
 mod interrupt;
 mod launch;
+mod pin;
 mod pinning;
 mod plan_cmd;
 mod plot;
 mod profile;
 mod ram;
 mod run;
+mod signals;
 mod spin;
 mod style;
 mod text;
@@ -42,6 +45,8 @@ fn main() -> ExitCode {
         }),
         Command::Plan(args) => plan_cmd::main(&args).map(|()| ExitCode::SUCCESS),
         Command::Profile(args) => profile::main(&args),
+        Command::Pin(args) => pin::main(&args).map(|()| ExitCode::SUCCESS),
+        Command::Doctor(args) => doctor::main(&args).map(|()| ExitCode::SUCCESS),
         Command::Verify(args) => return verify::main(&args),
         Command::Bench(args) => return bench::main(&args),
         Command::Worker => return worker::main(),

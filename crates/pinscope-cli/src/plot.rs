@@ -46,7 +46,8 @@ fn draw(
     curves: &[Curve],
 ) -> Result<(), Box<dyn std::error::Error>> {
     let xs = || curves.iter().flat_map(|c| c.points.iter().map(|p| p.0));
-    let (from, to) = (xs().fold(f64::MAX, f64::min), xs().fold(f64::MIN, f64::max));
+    let from = xs().reduce(f64::min).unwrap_or(0.0);
+    let to = xs().reduce(f64::max).filter(|&to| to > from).unwrap_or(from + 1.0);
     let root = SVGBackend::with_string(text, SIZE).into_drawing_area();
     root.fill(&WHITE)?;
     let mut chart = ChartBuilder::on(&root)
@@ -54,7 +55,7 @@ fn draw(
         .margin(12)
         .x_label_area_size(44)
         .y_label_area_size(56)
-        .build_cartesian_2d(from.min(to)..to.max(from + 1e-9), 0.0..1.0)?;
+        .build_cartesian_2d(from..to, 0.0..1.0)?;
     chart
         .configure_mesh()
         .x_desc(labels.x)

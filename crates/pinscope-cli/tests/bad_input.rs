@@ -8,9 +8,11 @@ use std::path::{Path, PathBuf};
 use common::{assert_refused, folder, make, pinscope, smallest_ram, stderr, tiny, SHORT};
 
 /// Every command that takes a model, with what it needs besides.
-const COMMANDS: [(&str, &[&str]); 4] = [
+const COMMANDS: [(&str, &[&str]); 6] = [
     ("run", &["--ram", "1G", "-p", "x", "-n", "1", "--raw"]),
     ("plan", &["--ram", "1G"]),
+    ("pin", &["--ram", "1G"]),
+    ("doctor", &[]),
     ("verify", &["--ram", "1G", "--tokens", "1"]),
     ("bench", &["--ram", "1G", "--tokens", "1"]),
 ];

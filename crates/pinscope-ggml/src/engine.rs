@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pinscope::map::ExpertMap;
+use pinscope::pin::Pinned;
 use pinscope::policy::PolicyKind;
 use pinscope::profile::{PinPlan, RoutingCounts};
 use pinscope::reader::{ModelFiles, ReadError, ReaderKind};
@@ -215,6 +216,15 @@ impl Engine {
             Some(residency) => residency.load_all(progress),
             None => Ok(()),
         }
+    }
+
+    /// Uses experts that a pin daemon keeps in the page cache. Returns how
+    /// many.
+    ///
+    /// # Errors
+    /// Files that cannot be mapped; everything is as before then.
+    pub fn share(&self, daemon: Pinned) -> std::io::Result<usize> {
+        self.shared.residency().share(daemon)
     }
 
     /// Loads the pinned experts. `progress` hears of 0.0 to 1.0.

@@ -8,6 +8,7 @@ pub mod arena;
 pub mod layout;
 pub mod map;
 pub mod memory;
+pub mod pin;
 pub mod plan;
 pub mod policy;
 pub mod pressure;

@@ -293,6 +293,11 @@ impl ExpertMap {
         self.tensors.get(name)
     }
 
+    /// All tensors that are not experts', in no particular order.
+    pub fn dense_tensors(&self) -> impl Iterator<Item = &TensorInfo> {
+        self.tensors.values().filter(|t| !self.expert_tensors.contains_key(&t.name))
+    }
+
     /// Which layer and part an expert tensor is; `None` for dense tensors and
     /// for names that the files do not have.
     pub fn expert_tensor(&self, name: &str) -> Option<PartRef> {

@@ -222,3 +222,40 @@ fn the_share_can_be_chosen_but_a_layers_need_stays_free() {
     // Two layers' top-2 of the ten slots are left.
     assert_eq!(plan(&profile, Some(1.0)).pins.len(), 6);
 }
+
+/// Not a test: what the next one kills.
+#[test]
+#[ignore]
+fn append_until_killed() {
+    let Some(path) = std::env::var_os("PROFILE_TO_APPEND_TO") else { return };
+    let pieces = [decoded(1.0, [1.0; 16])];
+    loop {
+        Profile::append(Path::new(&path), &model("a"), &pieces).unwrap();
+    }
+}
+
+#[test]
+fn killed_at_any_moment_a_writer_leaves_a_whole_profile() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("p.json");
+    let mut last = 0.0;
+    for round in 0..20u64 {
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--ignored", "--exact", "profile::tests::append_until_killed"])
+            .env("PROFILE_TO_APPEND_TO", &path)
+            .stdout(std::process::Stdio::null())
+            .spawn()
+            .unwrap();
+        // From the first write on at any moment.
+        while !path.exists() && child.try_wait().unwrap().is_none() {
+            std::thread::yield_now();
+        }
+        std::thread::sleep(std::time::Duration::from_micros(round * 2100));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let tokens = Profile::load(&path).unwrap().total().decode.tokens;
+        assert!(tokens >= last, "what was there before is still there");
+        last = tokens;
+    }
+    assert!(last >= 20.0, "{last}");
+}

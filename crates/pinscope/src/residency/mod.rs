@@ -18,6 +18,7 @@ mod drift;
 mod load;
 mod pins;
 mod prefetch;
+mod shared;
 mod shrink;
 mod stats;
 mod warm;
@@ -86,6 +87,8 @@ enum State {
     Resident {
         slot: u64,
     },
+    /// In the page cache, where a pin daemon keeps it.
+    Shared,
 }
 
 /// Slots of one size class and who is in them.
@@ -128,6 +131,7 @@ pub struct Residency {
     is_expected: Vec<bool>,
     /// By expert: never gives way. See [`pins`].
     is_pinned: Vec<bool>,
+    shared: Option<shared::Shared>,
     pins: Option<pins::Pins>,
     news: Option<String>,
     admission: prefetch::Admission,
@@ -211,6 +215,7 @@ impl Residency {
             expected: Vec::new(),
             is_expected: vec![false; ids],
             is_pinned: vec![false; ids],
+            shared: None,
             pins: None,
             news: None,
             admission: prefetch::Admission::new(),
@@ -264,6 +269,9 @@ impl Residency {
         self.pass = Pass { layer, decode: tokens <= 1, ..Pass::default() };
         self.begun = true;
         self.collect(false)?;
+        if layer == 0 {
+            self.check_daemon();
+        }
         if !again {
             self.watch(layer, tokens, demand);
         }
@@ -277,8 +285,9 @@ impl Residency {
                 self.pools[class].policy.on_select(id, d.tokens, weight);
             }
             match self.state[id.0 as usize] {
-                State::Resident { .. } => {
-                    let pinned = self.is_pinned[id.0 as usize];
+                State::Resident { .. } | State::Shared => {
+                    let shared = self.state[id.0 as usize] == State::Shared;
+                    let pinned = shared || self.is_pinned[id.0 as usize];
                     self.counters().hits += 1;
                     self.counters().pinned_hits += u64::from(pinned);
                     self.pass.ready.push_back(d.expert);
@@ -393,17 +402,20 @@ impl Residency {
 
     /// Address of a part's bytes of an expert that was taken and not finished.
     pub fn part_ptr(&self, layer: usize, part: usize, expert: u32) -> Option<*mut u8> {
-        let State::Resident { slot } = self.state[self.id(layer, expert).0 as usize] else {
-            return None;
-        };
-        let at = self.part_position(layer, part, expert, slot);
-        Some(self.arena.ptr(at as usize))
+        match self.state[self.id(layer, expert).0 as usize] {
+            State::Resident { slot } => {
+                let at = self.part_position(layer, part, expert, slot);
+                Some(self.arena.ptr(at as usize))
+            }
+            State::Shared => self.shared_ptr(layer, part, expert),
+            State::Absent | State::Loading { .. } => None,
+        }
     }
 
     /// Whether all experts of `layer` have room of their own and lie in it as
     /// they do in the file, one part after the other.
     pub fn is_mirrored(&self, layer: usize) -> bool {
-        self.layout.mirror[layer].is_some()
+        self.layout.mirror[layer].is_some() && self.shared.is_none()
     }
 
     /// Address of expert 0 of a part of a mirrored layer; expert `e` follows

@@ -60,8 +60,8 @@ impl Residency {
             if std::mem::replace(&mut self.is_pinned[i], now) == now {
                 continue;
             }
-            if self.state[i] == State::Absent {
-                continue;
+            if matches!(self.state[i], State::Absent | State::Shared) {
+                continue; // unknown to the policy
             }
             let id = ExpertId(i as u32);
             let class = self.class_of(id);

@@ -13,7 +13,7 @@ impl Residency {
     pub fn load_all(&mut self, progress: &mut dyn FnMut(f32)) -> Result<(), ResidencyError> {
         let all = self.map.layers().len();
         for layer in 0..all {
-            if !self.is_mirrored(layer) {
+            if self.layout.mirror[layer].is_none() {
                 continue;
             }
             progress(layer as f32 / all as f32);
