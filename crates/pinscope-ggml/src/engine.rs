@@ -224,7 +224,7 @@ impl Engine {
     /// # Errors
     /// Files that cannot be mapped; everything is as before then.
     pub fn share(&self, daemon: Pinned) -> std::io::Result<usize> {
-        self.shared.residency().share(daemon)
+        self.shared.home().made().map_or(Ok(0), |residency| residency.share(daemon))
     }
 
     /// Loads the pinned experts. `progress` hears of 0.0 to 1.0.

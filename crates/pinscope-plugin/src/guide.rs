@@ -15,7 +15,8 @@ use pinscope::residency::{Residency, ResidencyOptions, Stats};
 use pinscope_ggml::{Guide, ReadMapError};
 
 use crate::discover::Discovery;
-use crate::settings::Settings;
+use crate::mapped::Mapped;
+use crate::settings::{Mode, Settings};
 use crate::{budget, quiet, say};
 
 /// Takes over the first Mixture of Experts that the program loads, and the
@@ -23,6 +24,7 @@ use crate::{budget, quiet, say};
 pub struct PluginGuide {
     settings: Settings,
     discovery: Discovery,
+    mapped: Mapped,
     /// Second models that were spoken of.
     left: Mutex<HashSet<PathBuf>>,
 }
@@ -30,18 +32,31 @@ pub struct PluginGuide {
 impl PluginGuide {
     /// A guide that has seen nothing yet.
     pub fn new(settings: Settings) -> Self {
-        Self { settings, discovery: Discovery::default(), left: Mutex::default() }
+        Self {
+            settings,
+            discovery: Discovery::default(),
+            mapped: Mapped::default(),
+            left: Mutex::default(),
+        }
     }
 }
 
 impl Guide for PluginGuide {
     fn model(&self, tensor: &str, bytes: u64) -> Option<Arc<ExpertMap>> {
-        self.discovery.find(tensor, bytes, &|why| match why {
+        let found = self.discovery.find(tensor, bytes, &|why| match why {
             ReadMapError::Map(MapError::Dense { path }) => {
                 say(&format!("{path} is a dense model, PinScope has nothing to do"));
             }
             why => say(&format!("{why}. The program runs without PinScope")),
-        })
+        });
+        if self.settings.mode == Mode::Arena {
+            return found;
+        }
+        if let Some(map) = found {
+            quiet::set_model(&map);
+            self.mapped.keep(&map, &self.settings);
+        }
+        None
     }
 
     fn expected(&self, map: &ExpertMap) {
@@ -125,14 +140,23 @@ impl Guide for PluginGuide {
 
 /// What the profile at `path` would pin.
 fn pins(path: &Path, residency: &Residency) -> Result<PinPlan, String> {
-    let profile = Profile::load(path).map_err(|e| e.to_string())?;
-    let model = ProfiledModel::of(residency.map()).map_err(|e| e.to_string())?;
-    profile.check(&model).map_err(|e| e.to_string())?;
+    let profile = profile_of(path, residency.map())?;
     Ok(PinPlan::new(&profile, residency.map(), residency.layout(), None))
 }
 
+/// The profile at `path`.
+///
+/// # Errors
+/// Why it cannot be read, or that it is of another model than that of `map`.
+pub fn profile_of(path: &Path, map: &ExpertMap) -> Result<Profile, String> {
+    let profile = Profile::load(path).map_err(|e| e.to_string())?;
+    let model = ProfiledModel::of(map).map_err(|e| e.to_string())?;
+    profile.check(&model).map_err(|e| e.to_string())?;
+    Ok(profile)
+}
+
 /// File name of the model, as messages give it.
-fn name(map: &ExpertMap) -> String {
+pub fn name(map: &ExpertMap) -> String {
     let path = &map.files()[0].path;
     path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
 }

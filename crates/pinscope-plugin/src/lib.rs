@@ -14,6 +14,7 @@
 mod budget;
 mod discover;
 mod guide;
+mod mapped;
 mod preload;
 mod quiet;
 mod settings;

@@ -6,6 +6,15 @@ use pinscope::memory::{parse_ram, Memory};
 use pinscope::policy::PolicyKind;
 use pinscope::reader::ReaderKind;
 
+/// Who keeps the experts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// The device, in an arena of its own.
+    Arena,
+    /// The page cache: the device takes nothing, hot pages are locked.
+    Mapped,
+}
+
 /// The settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
@@ -17,6 +26,8 @@ pub struct Settings {
     pub reader: ReaderKind,
     /// What to pin (`PINSCOPE_PROFILE`).
     pub profile: Option<PathBuf>,
+    /// `PINSCOPE_MODE`.
+    pub mode: Mode,
 }
 
 impl Settings {
@@ -53,7 +64,14 @@ impl Settings {
             }
         };
         let profile = get("PINSCOPE_PROFILE").map(PathBuf::from);
-        Ok(Self { ram, policy, reader, profile })
+        let mode = match get("PINSCOPE_MODE").as_deref() {
+            None | Some("arena") => Mode::Arena,
+            Some("mapped") => Mode::Mapped,
+            Some(other) => {
+                return Err(format!("PINSCOPE_MODE: \"{other}\" is not arena or mapped"))
+            }
+        };
+        Ok(Self { ram, policy, reader, profile, mode })
     }
 }
 
@@ -78,6 +96,7 @@ mod tests {
             policy: PolicyKind::default(),
             reader: ReaderKind::Auto,
             profile: None,
+            mode: Mode::Arena,
         };
         assert_eq!(read(&[]), Ok(want));
     }
@@ -89,21 +108,26 @@ mod tests {
             ("PINSCOPE_POLICY", "lru"),
             ("PINSCOPE_READER", "pread"),
             ("PINSCOPE_PROFILE", "/p"),
+            ("PINSCOPE_MODE", "mapped"),
         ]);
         let want = Settings {
             ram: 4 * GIB,
             policy: PolicyKind::Lru,
             reader: ReaderKind::Pread,
             profile: Some("/p".into()),
+            mode: Mode::Mapped,
         };
         assert_eq!(got, Ok(want));
     }
 
     #[test]
     fn a_wrong_value_names_its_variable() {
-        for (name, value) in
-            [("PINSCOPE_RAM", "lots"), ("PINSCOPE_POLICY", "best"), ("PINSCOPE_READER", "owl")]
-        {
+        for (name, value) in [
+            ("PINSCOPE_RAM", "lots"),
+            ("PINSCOPE_POLICY", "best"),
+            ("PINSCOPE_READER", "owl"),
+            ("PINSCOPE_MODE", "fast"),
+        ] {
             let error = read(&[(name, value)]).unwrap_err();
             assert!(error.starts_with(name) && error.contains(value), "{error}");
         }

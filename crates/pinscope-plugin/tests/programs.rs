@@ -193,6 +193,62 @@ fn a_profile_pins_experts_and_one_of_another_model_is_refused() {
     assert!(!out.log.contains("PinScope: pins"), "{}", out.log);
 }
 
+/// Pages that tensors of the model touch, those that `wanted` chooses by name,
+/// as joined ranges.
+fn pages(model: &Path, wanted: &dyn Fn(&str) -> Vec<std::ops::Range<u64>>) -> Vec<(u64, u64)> {
+    let header = Header::open(model).unwrap();
+    let mut pages = std::collections::BTreeSet::new();
+    for (i, tensor) in header.tensors().iter().enumerate() {
+        for part in wanted(&tensor.name) {
+            let at = header.file_offset(i);
+            let (start, end) = match tensor.ne.get(2).filter(|_| part.end > 0) {
+                Some(experts) => {
+                    let one = tensor.bytes() as u64 / experts;
+                    (at + part.start * one, at + part.end * one)
+                }
+                None => (at, at + tensor.bytes() as u64),
+            };
+            pages.extend(start / 4096..end.div_ceil(4096));
+        }
+    }
+    let mut ranges: Vec<(u64, u64)> = Vec::new();
+    for page in pages {
+        match ranges.last_mut() {
+            Some(last) if last.1 == page * 4096 => last.1 += 4096,
+            _ => ranges.push((page * 4096, (page + 1) * 4096)),
+        }
+    }
+    ranges
+}
+
+#[test]
+fn mapped_mode_locks_exactly_the_pages_of_dense_tensors_and_hot_experts() {
+    let dir = folder();
+    let model = model(dir.path(), "tiny-qwen3moe");
+    let path = dir.path().join("a.profile");
+    profile(&model, 3..5).save(&path).unwrap();
+    let want = pages(&model, &|name| {
+        match name.contains("_exps") {
+            true => vec![3..5],
+            false => vec![0..0], // whole
+        }
+    });
+    let bytes: u64 = want.iter().map(|(a, b)| b - a).sum();
+    let out = Program::new(&[&model])
+        .plugin(&format!("{}K", bytes / 1024))
+        .env("PINSCOPE_MODE", "mapped")
+        .env("PINSCOPE_PROFILE", &path)
+        .option("locked")
+        .run();
+    assert_eq!(out.results, plain(&[&model]));
+    if out.log.contains("may be locked") {
+        return eprintln!("not tested here: {}", out.log);
+    }
+    let mut locked = out.locked.clone();
+    locked.sort_unstable();
+    assert_eq!(locked, want, "{}", out.log);
+}
+
 #[test]
 fn a_wrong_setting_is_named_and_the_program_runs_without() {
     let dir = folder();

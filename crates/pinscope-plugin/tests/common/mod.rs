@@ -33,6 +33,8 @@ pub struct Output {
     pub results: Vec<String>,
     /// Pages of each model's file that were in the page cache after its load.
     pub cached: Vec<usize>,
+    /// Bytes `start..end` of the model's file that were locked at the end.
+    pub locked: Vec<(u64, u64)>,
     /// Standard error.
     pub log: String,
 }
@@ -60,7 +62,8 @@ impl Program {
         self
     }
 
-    /// With `together` (all models in memory at once) or `no-mmap`.
+    /// With `together` (all models in memory at once), `no-mmap`, or `locked`
+    /// (tell what is locked).
     pub fn option(self, option: &str) -> Self {
         self.env(OPTIONS, option)
     }
@@ -75,7 +78,11 @@ impl Program {
             found.collect::<Vec<_>>()
         };
         let cached = lines("CACHED ").iter().map(|n| n.parse().unwrap()).collect();
-        Output { results: lines("RESULT "), cached, log }
+        let hex = |n: &str| u64::from_str_radix(n, 16).unwrap();
+        let locked = lines("LOCKED ");
+        let locked = locked.iter().map(|l| l.split_once(' ').unwrap());
+        let locked = locked.map(|(a, b)| (hex(a), hex(b))).collect();
+        Output { results: lines("RESULT "), cached, locked, log }
     }
 }
 
@@ -100,10 +107,39 @@ pub fn program() {
         match loaded.and_then(|model| Ok((logits_hash(&model)?, model))) {
             Ok((hash, model)) => {
                 println!("RESULT {hash}");
+                if options.contains("locked") {
+                    std::thread::sleep(std::time::Duration::from_millis(500));
+                    print_locked(path);
+                }
                 kept.extend(Some(model).filter(|_| options.contains("together")));
             }
             Err(e) => println!("RESULT failed: {e}"),
         }
+    }
+}
+
+/// Prints which parts of the file are locked, once anything is: the library
+/// does that on a thread of its own.
+fn print_locked(path: &Path) {
+    for _ in 0..500 {
+        let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let mut range = None;
+        let mut found = Vec::new();
+        for line in smaps.lines() {
+            let fields: Vec<&str> = line.split_whitespace().collect();
+            if let Some((start, end)) = fields[0].split_once('-') {
+                let hex = |n| u64::from_str_radix(n, 16).unwrap();
+                let (len, offset) = (hex(end) - hex(start), hex(fields[2]));
+                range = line.ends_with(path.to_str().unwrap()).then_some((offset, offset + len));
+            } else if fields[0] == "VmFlags:" && fields.contains(&"lo") {
+                found.extend(range);
+            }
+        }
+        if !found.is_empty() {
+            found.iter().for_each(|(a, b)| println!("LOCKED {a:x} {b:x}"));
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
     }
 }
 
