@@ -163,7 +163,7 @@ mod tests {
         let first = File::open(&path).unwrap();
         let second = File::open(&path).unwrap();
         let _other = File::open(dir.path().join("b.gguf")).unwrap();
-        assert_eq!(seen(), [path.clone()]);
+        assert_eq!(seen(), std::slice::from_ref(&path));
         drop((first, second));
         assert!(seen().is_empty());
     }

@@ -193,23 +193,20 @@ fn a_profile_pins_experts_and_one_of_another_model_is_refused() {
     assert!(!out.log.contains("PinScope: pins"), "{}", out.log);
 }
 
-/// Pages that tensors of the model touch, those that `wanted` chooses by name,
-/// as joined ranges.
-fn pages(model: &Path, wanted: &dyn Fn(&str) -> Vec<std::ops::Range<u64>>) -> Vec<(u64, u64)> {
+/// Pages that the model's tensors touch, of expert tensors only what the
+/// experts `hot` need, as joined ranges.
+fn pages(model: &Path, hot: std::ops::Range<u64>) -> Vec<(u64, u64)> {
     let header = Header::open(model).unwrap();
     let mut pages = std::collections::BTreeSet::new();
     for (i, tensor) in header.tensors().iter().enumerate() {
-        for part in wanted(&tensor.name) {
-            let at = header.file_offset(i);
-            let (start, end) = match tensor.ne.get(2).filter(|_| part.end > 0) {
-                Some(experts) => {
-                    let one = tensor.bytes() as u64 / experts;
-                    (at + part.start * one, at + part.end * one)
-                }
-                None => (at, at + tensor.bytes() as u64),
-            };
-            pages.extend(start / 4096..end.div_ceil(4096));
-        }
+        let (at, len) = (header.file_offset(i), tensor.bytes() as u64);
+        let (start, end) = if tensor.name.contains("_exps") {
+            let one = len / tensor.ne[2];
+            (at + hot.start * one, at + hot.end * one)
+        } else {
+            (at, at + len)
+        };
+        pages.extend(start / 4096..end.div_ceil(4096));
     }
     let mut ranges: Vec<(u64, u64)> = Vec::new();
     for page in pages {
@@ -227,12 +224,7 @@ fn mapped_mode_locks_exactly_the_pages_of_dense_tensors_and_hot_experts() {
     let model = model(dir.path(), "tiny-qwen3moe");
     let path = dir.path().join("a.profile");
     profile(&model, 3..5).save(&path).unwrap();
-    let want = pages(&model, &|name| {
-        match name.contains("_exps") {
-            true => vec![3..5],
-            false => vec![0..0], // whole
-        }
-    });
+    let want = pages(&model, 3..5);
     let bytes: u64 = want.iter().map(|(a, b)| b - a).sum();
     let out = Program::new(&[&model])
         .plugin(&format!("{}K", bytes / 1024))
