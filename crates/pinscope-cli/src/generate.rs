@@ -115,6 +115,12 @@ impl<'s> Generator<'s> {
         Self { quiet: true, ..self }
     }
 
+    /// Forgets what was said: the next prompt is computed whole.
+    pub fn clear(&mut self) {
+        self.context.clear();
+        self.held.clear();
+    }
+
     /// Answers `prompt`, a whole conversation, and writes the text to `out` as
     /// it comes. What the prompt shares with the last one is not computed again.
     ///

@@ -140,6 +140,8 @@ pub struct Residency {
     asked: Instant,
     asked_bytes: u64,
     pass: Pass,
+    /// The batch at hand is one token.
+    decoding: bool,
     /// There was a pass: `pass` says which was the last one.
     begun: bool,
     done: Vec<ReadDone>,
@@ -223,6 +225,7 @@ impl Residency {
             asked: Instant::now(),
             asked_bytes: 0,
             pass: Pass::default(),
+            decoding: true,
             begun: false,
             done: Vec::new(),
             stats: Stats::default(),
@@ -266,7 +269,12 @@ impl Residency {
         debug_assert!(self.pass.waiting.is_empty() && self.pass.taken == 0);
         // With LoRA and the like a layer is several passes.
         let again = layer == self.pass.layer && self.map.layers().len() > 1 && self.begun;
-        self.pass = Pass { layer, decode: tokens <= 1, ..Pass::default() };
+        if layer == 0 || tokens > 1 {
+            // The last layer sees only the tokens that produce output: one
+            // token there can be the end of a prompt.
+            self.decoding = tokens <= 1;
+        }
+        self.pass = Pass { layer, decode: self.decoding, ..Pass::default() };
         self.begun = true;
         self.collect(false)?;
         if layer == 0 {
