@@ -122,7 +122,7 @@ impl Loaded {
             repack: job.contender == Contender::ResidentRepacked,
             // Below the model's size, reading it all at start is work for
             // nothing: it does not stay.
-            read_ahead: job.contender != Contender::Mmap,
+            read_ahead: !job.contender.is_mmap(),
             progress: Some(&mut go_on),
             ..ModelOptions::default()
         };
@@ -167,7 +167,7 @@ impl Loaded {
 }
 
 /// What both the planner and llama.cpp must know of the context of `job`.
-fn context_options(job: &Job) -> ContextOptions {
+pub fn context_options(job: &Job) -> ContextOptions {
     ContextOptions {
         n_ctx: job.n_ctx,
         n_batch: job.setup.n_ubatch,
