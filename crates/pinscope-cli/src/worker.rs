@@ -99,7 +99,7 @@ fn text(error: impl std::fmt::Display) -> String {
 
 /// A loaded model, with our device or without.
 enum Loaded {
-    Budgeted(Session),
+    Budgeted(Box<Session>),
     Plain(Model),
 }
 
@@ -112,7 +112,10 @@ impl Loaded {
                 reader: job.setup.reader,
                 step_aside: job.setup.step_aside,
             };
-            return prepare(job)?.load(caching, &mut hear).map(Loaded::Budgeted).map_err(text);
+            return prepare(job)?
+                .load(caching, &mut hear)
+                .map(|s| Loaded::Budgeted(Box::new(s)))
+                .map_err(text);
         }
         let mut go_on = |done| {
             hear(done);
@@ -234,7 +237,7 @@ impl<'a, 'm> Work<'a, 'm> {
         let mut before = self.loaded.counters();
         while self.decode.tokens < total {
             let done = self.decode.tokens;
-            if done > 0 && done % WINDOW == 0 {
+            if done > 0 && done.is_multiple_of(WINDOW) {
                 let now = self.loaded.counters();
                 self.windows
                     .extend(now.zip(before).map(|(now, before)| window(now.since(&before))));
