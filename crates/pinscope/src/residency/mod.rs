@@ -32,6 +32,8 @@ pub use stats::{Counters, Stats};
 use crate::arena::{Arena, ArenaError};
 use crate::layout::{Layout, TooSmall};
 use crate::map::ExpertMap;
+use crate::memory::swaps;
+use crate::pin;
 use crate::policy::{self, ExpertId, Policy, PolicyKind, PolicyShape};
 use crate::profile::RoutingCounts;
 use crate::reader::{self, ModelFiles, ReadDone, ReadError, Reader, ReaderKind, ReaderOptions};
@@ -167,13 +169,23 @@ impl Residency {
     ) -> Result<(Self, Vec<String>), ResidencyError> {
         let layout = Layout::new(&map, options.arena_bytes)?;
         let arena = Arc::new(Arena::new(usize::try_from(layout.used()).unwrap_or(usize::MAX))?);
+        // Memory that is swapped out would be read from the disk after all, and
+        // written to it before.
+        let unlocked = match swaps() {
+            true => {
+                pin::lockable_bytes();
+                arena.try_lock(0..arena.len()).err()
+            }
+            false => None,
+        };
         arena.populate_ahead();
-        let (reader, notes) = reader::open_reader(
+        let (reader, mut notes) = reader::open_reader(
             files,
             Arc::clone(&arena),
             options.reader,
             ReaderOptions::default(),
         )?;
+        notes.extend(unlocked.map(|e| format!("{e}. Experts may be swapped out")));
         let residency = Self::with_reader(map, layout, arena, reader, options.policy);
         Ok((residency, notes))
     }
