@@ -53,6 +53,8 @@ pub struct Answer {
     generation: Phase,
     /// Of the generation; `None` when PinScope stepped aside.
     counters: Option<Counters>,
+    /// Memory that other programs needed more when it ended, bytes.
+    given_back: u64,
 }
 
 #[derive(Debug, Default)]
@@ -115,6 +117,12 @@ impl<'s> Generator<'s> {
         Self { quiet: true, ..self }
     }
 
+    /// Forgets what was said: the next prompt is computed whole.
+    pub fn clear(&mut self) {
+        self.context.clear();
+        self.held.clear();
+    }
+
     /// Answers `prompt`, a whole conversation, and writes the text to `out` as
     /// it comes. What the prompt shares with the last one is not computed again.
     ///
@@ -140,6 +148,7 @@ impl<'s> Generator<'s> {
             prompt: Phase::default(),
             generation: Phase::default(),
             counters: None,
+            given_back: 0,
         };
         if !self.read_prompt(prompt, &mut answer.prompt)? {
             answer.ended = Ended::Stopped;
@@ -149,9 +158,10 @@ impl<'s> Generator<'s> {
         let started = Instant::now();
         answer.ended = self.write_answer(limit, &mut answer, out)?;
         answer.generation.time = started.elapsed();
-        answer.counters = before
-            .zip(self.session.stats())
-            .map(|(before, after)| after.decode.since(&before.decode));
+        let after = self.session.stats();
+        answer.given_back = after.map_or(0, |stats| stats.given_back);
+        answer.counters =
+            before.zip(after).map(|(before, after)| after.decode.since(&before.decode));
         Ok(answer)
     }
 
@@ -252,6 +262,10 @@ impl Answer {
                 "; {:.1} % of experts found in RAM, {per_token:.1} MB read a token",
                 100.0 * counters.hit_rate()
             );
+        }
+        if self.given_back > 0 {
+            let given = format_bytes(self.given_back);
+            line += &format!("; {given} given back to other programs");
         }
         if let Ok(footprint) = Footprint::now() {
             let (peak, ram) = (format_bytes(footprint.peak), format_bytes(ram));

@@ -8,6 +8,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Instant;
 
 use pinscope::map::ModelFile;
 use pinscope::memory::format_bytes;
@@ -18,6 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cgroup::MemoryGroup;
 use crate::pinning::Pinning;
+use crate::sidecar::Sidecar;
 use crate::style;
 
 /// Who does the work.
@@ -30,6 +32,8 @@ pub enum Contender {
     PinscopeProfile,
     /// Plain llama.cpp under a memory limit: the page cache decides.
     Mmap,
+    /// The same beside `pinscope pin`, both under the limit.
+    MmapPin,
     /// Plain llama.cpp, everything in memory, weights as they are in the file.
     Resident,
     /// Plain llama.cpp as it comes: everything in memory, weights repacked.
@@ -42,12 +46,18 @@ impl Contender {
         matches!(self, Contender::Pinscope | Contender::PinscopeProfile)
     }
 
+    /// Plain llama.cpp that lives from the page cache.
+    pub fn is_mmap(self) -> bool {
+        matches!(self, Contender::Mmap | Contender::MmapPin)
+    }
+
     /// The name in tables and JSON.
     pub fn name(self) -> &'static str {
         match self {
             Contender::Pinscope => "pinscope",
             Contender::PinscopeProfile => "pinscope-profile",
             Contender::Mmap => "mmap",
+            Contender::MmapPin => "mmap-pin",
             Contender::Resident => "resident",
             Contender::ResidentRepacked => "resident-repacked",
         }
@@ -281,7 +291,18 @@ pub fn launch(
         Ok(group) => (Some(group), None),
         Err(why) => (None, Some(why)),
     };
-    let report = run_child(job, label, group.as_ref(), limit)?;
+    let started = Instant::now();
+    let _sidecar = match (job.contender, limit) {
+        (Contender::MmapPin, Some(limit)) => {
+            Some(Sidecar::start(job, group.as_ref(), limit).map_err(LaunchError::Child)?)
+        }
+        _ => None,
+    };
+    let pinned_after = started.elapsed().as_secs_f64();
+    let mut report = run_child(job, label, group.as_ref(), limit)?;
+    if job.contender == Contender::MmapPin {
+        report.load_seconds += pinned_after;
+    }
     Ok(Outcome {
         // A cgroup sees page cache that is not mapped, the process sees mapped
         // pages (of libraries) that others have paid for: the larger counts.

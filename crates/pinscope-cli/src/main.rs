@@ -16,6 +16,7 @@ mod plot;
 mod profile;
 mod ram;
 mod run;
+mod sidecar;
 mod signals;
 mod spin;
 mod style;

@@ -99,7 +99,7 @@ fn text(error: impl std::fmt::Display) -> String {
 
 /// A loaded model, with our device or without.
 enum Loaded {
-    Budgeted(Session),
+    Budgeted(Box<Session>),
     Plain(Model),
 }
 
@@ -112,7 +112,10 @@ impl Loaded {
                 reader: job.setup.reader,
                 step_aside: job.setup.step_aside,
             };
-            return prepare(job)?.load(caching, &mut hear).map(Loaded::Budgeted).map_err(text);
+            return prepare(job)?
+                .load(caching, &mut hear)
+                .map(|s| Loaded::Budgeted(Box::new(s)))
+                .map_err(text);
         }
         let mut go_on = |done| {
             hear(done);
@@ -122,7 +125,7 @@ impl Loaded {
             repack: job.contender == Contender::ResidentRepacked,
             // Below the model's size, reading it all at start is work for
             // nothing: it does not stay.
-            read_ahead: job.contender != Contender::Mmap,
+            read_ahead: !job.contender.is_mmap(),
             progress: Some(&mut go_on),
             ..ModelOptions::default()
         };
@@ -167,7 +170,7 @@ impl Loaded {
 }
 
 /// What both the planner and llama.cpp must know of the context of `job`.
-fn context_options(job: &Job) -> ContextOptions {
+pub fn context_options(job: &Job) -> ContextOptions {
     ContextOptions {
         n_ctx: job.n_ctx,
         n_batch: job.setup.n_ubatch,
@@ -234,7 +237,7 @@ impl<'a, 'm> Work<'a, 'm> {
         let mut before = self.loaded.counters();
         while self.decode.tokens < total {
             let done = self.decode.tokens;
-            if done > 0 && done % WINDOW == 0 {
+            if done > 0 && done.is_multiple_of(WINDOW) {
                 let now = self.loaded.counters();
                 self.windows
                     .extend(now.zip(before).map(|(now, before)| window(now.since(&before))));

@@ -296,7 +296,7 @@ impl Header {
 
     /// Appends a tensor description. Names must be unique.
     pub fn add_tensor(&mut self, info: &TensorInfo) {
-        assert!(info.ne.len() <= MAX_DIMS && info.ne[0] as usize % info.ty.block() == 0);
+        assert!(info.ne.len() <= MAX_DIMS && (info.ne[0] as usize).is_multiple_of(info.ty.block()));
         let ne: Vec<i64> = info.ne.iter().map(|n| *n as i64).collect();
         let name = c_string(&info.name);
         // SAFETY: a no-alloc context with room for one tensor; gguf copies the description,

@@ -82,6 +82,8 @@ pub struct Arena {
     /// Units of which a part was released: neither populated nor registered,
     /// which would take the memory again.
     holes: Vec<AtomicBool>,
+    /// Memory is to be locked as it is used.
+    locked: AtomicBool,
     /// End of what was used so far, bytes.
     used: AtomicUsize,
 }
@@ -113,7 +115,14 @@ impl Arena {
         }
         let units = len.div_ceil(REGISTER_UNIT);
         let flags = || (0..units).map(|_| AtomicBool::new(false)).collect();
-        Ok(Arena { base, len, registered: flags(), holes: flags(), used: AtomicUsize::new(0) })
+        Ok(Arena {
+            base,
+            len,
+            registered: flags(),
+            holes: flags(),
+            locked: AtomicBool::new(false),
+            used: AtomicUsize::new(0),
+        })
     }
 
     /// Has the kernel take and clear the memory [`AHEAD`] of its use, by a
@@ -210,6 +219,7 @@ impl Arena {
             )
         };
         if rc == 0 {
+            self.locked.store(true, Ordering::Relaxed);
             return Ok(());
         }
         let source = io::Error::last_os_error();
@@ -265,6 +275,10 @@ impl Arena {
         // SAFETY: inside the mapping. Huge pages are a wish.
         unsafe {
             libc::madvise(self.ptr(start).cast(), range.end - start, libc::MADV_HUGEPAGE);
+        }
+        if self.locked.load(Ordering::Relaxed) {
+            // The limit allowed as much before.
+            let _ = self.try_lock(range);
         }
     }
 

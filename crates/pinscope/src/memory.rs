@@ -121,6 +121,12 @@ fn memory_group(line: &str) -> Option<(GroupFiles, &'static str, &str)> {
     is_memory.then_some((V1, "sys/fs/cgroup/memory", path))
 }
 
+/// Whether the machine has somewhere to swap to.
+pub fn swaps() -> bool {
+    // A header, then a line for each device.
+    fs::read_to_string("/proc/swaps").is_ok_and(|text| text.lines().count() > 1)
+}
+
 /// What this process uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Footprint {

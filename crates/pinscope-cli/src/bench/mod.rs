@@ -34,7 +34,7 @@ pub struct Args {
     #[arg(long, value_name = "AMOUNTS", value_delimiter = ',', default_value = "25%,57%,100%")]
     ram: Vec<String>,
     /// Plain llama.cpp of the same build to compare with: mmap under the same
-    /// limits, resident with everything in memory (repacked and not)
+    /// limits, mmap-pin beside `pinscope pin` with --profile, resident with everything in memory (repacked and not)
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     against: Vec<Rival>,
     /// Tokens to decode one by one
@@ -89,6 +89,7 @@ pub struct Args {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Rival {
     Mmap,
+    MmapPin,
     Resident,
 }
 
@@ -209,6 +210,12 @@ fn entries(args: &Args, model_bytes: u64) -> Result<Vec<Entry>, Box<dyn std::err
         if mmap {
             entries.push(Entry { contender: Contender::Mmap, ram });
         }
+        if args.against.contains(&Rival::MmapPin) {
+            if args.pinning.profile.is_none() {
+                return Err("--against mmap-pin needs a profile: add --profile FILE".into());
+            }
+            entries.push(Entry { contender: Contender::MmapPin, ram });
+        }
     }
     if args.against.contains(&Rival::Resident) {
         entries.push(Entry { contender: Contender::Resident, ram: None });
@@ -247,8 +254,7 @@ fn run_all(
             let job = Job {
                 contender: entry.contender,
                 ram: entry.ram,
-                max_decode_seconds: (entry.contender == Contender::Mmap)
-                    .then_some(args.mmap_seconds),
+                max_decode_seconds: entry.contender.is_mmap().then_some(args.mmap_seconds),
                 ..job.clone()
             };
             let ram = entry.ram.map_or(String::new(), |ram| format!(" {}", format_bytes(ram)));

@@ -124,6 +124,7 @@ fn count(
     let bar = style::bar("Profiling", pieces.iter().map(|p| p.len() as u64).sum());
     for piece in &pieces {
         let generate = Some(args.generate as usize);
+        generator.clear();
         let answer = generator.answer(piece, generate, &mut std::io::sink())?;
         if let Some(counts) = session.take_routing() {
             profile.record(&counts);

@@ -60,7 +60,7 @@ impl Plan<'_> {
 
     /// A dense matrix that maps inputs of mean square 1 to outputs of root mean square `gain`.
     fn matrix(&mut self, name: &str, ne: &[u64], gain: f32) {
-        let fits = |ty: TensorType| ne[0] % ty.block() as u64 == 0;
+        let fits = |ty: TensorType| ne[0].is_multiple_of(ty.block() as u64);
         let ty = [self.shape.dense_type, TensorType::Q8_0, TensorType::F16]
             .into_iter()
             .find(|ty| fits(*ty))
@@ -193,7 +193,7 @@ impl Plan<'_> {
     }
 
     fn expert_type(&self, turn: usize, row: u64) -> Result<TensorType, Error> {
-        let fits = |ty: &TensorType| row % ty.block() as u64 == 0;
+        let fits = |ty: &TensorType| row.is_multiple_of(ty.block() as u64);
         let ty = match self.experts {
             ExpertTypes::Shape => self.shape.expert_type,
             ExpertTypes::All(ty) => ty,

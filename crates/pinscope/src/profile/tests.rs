@@ -67,7 +67,7 @@ fn adding_to_a_file_that_is_not_there_makes_it_and_then_sums_up() {
     let path = dir.path().join("p.json");
     let piece = decoded(10.0, [1.0; 16]);
     for _ in 0..2 {
-        Profile::append(&path, &model("a"), &[piece.clone()]).unwrap();
+        Profile::append(&path, &model("a"), std::slice::from_ref(&piece)).unwrap();
     }
     let profile = Profile::load(&path).unwrap();
     let sum = profile.total();

@@ -32,6 +32,8 @@ pub use stats::{Counters, Stats};
 use crate::arena::{Arena, ArenaError};
 use crate::layout::{Layout, TooSmall};
 use crate::map::ExpertMap;
+use crate::memory::swaps;
+use crate::pin;
 use crate::policy::{self, ExpertId, Policy, PolicyKind, PolicyShape};
 use crate::profile::RoutingCounts;
 use crate::reader::{self, ModelFiles, ReadDone, ReadError, Reader, ReaderKind, ReaderOptions};
@@ -140,6 +142,8 @@ pub struct Residency {
     asked: Instant,
     asked_bytes: u64,
     pass: Pass,
+    /// The batch at hand is one token.
+    decoding: bool,
     /// There was a pass: `pass` says which was the last one.
     begun: bool,
     done: Vec<ReadDone>,
@@ -165,13 +169,23 @@ impl Residency {
     ) -> Result<(Self, Vec<String>), ResidencyError> {
         let layout = Layout::new(&map, options.arena_bytes)?;
         let arena = Arc::new(Arena::new(usize::try_from(layout.used()).unwrap_or(usize::MAX))?);
+        // Memory that is swapped out would be read from the disk after all, and
+        // written to it before.
+        let unlocked = match swaps() {
+            true => {
+                pin::lockable_bytes();
+                arena.try_lock(0..arena.len()).err()
+            }
+            false => None,
+        };
         arena.populate_ahead();
-        let (reader, notes) = reader::open_reader(
+        let (reader, mut notes) = reader::open_reader(
             files,
             Arc::clone(&arena),
             options.reader,
             ReaderOptions::default(),
         )?;
+        notes.extend(unlocked.map(|e| format!("{e}. Experts may be swapped out")));
         let residency = Self::with_reader(map, layout, arena, reader, options.policy);
         Ok((residency, notes))
     }
@@ -223,6 +237,7 @@ impl Residency {
             asked: Instant::now(),
             asked_bytes: 0,
             pass: Pass::default(),
+            decoding: true,
             begun: false,
             done: Vec::new(),
             stats: Stats::default(),
@@ -266,7 +281,12 @@ impl Residency {
         debug_assert!(self.pass.waiting.is_empty() && self.pass.taken == 0);
         // With LoRA and the like a layer is several passes.
         let again = layer == self.pass.layer && self.map.layers().len() > 1 && self.begun;
-        self.pass = Pass { layer, decode: tokens <= 1, ..Pass::default() };
+        if layer == 0 || tokens > 1 {
+            // The last layer sees only the tokens that produce output: one
+            // token there can be the end of a prompt.
+            self.decoding = tokens <= 1;
+        }
+        self.pass = Pass { layer, decode: self.decoding, ..Pass::default() };
         self.begun = true;
         self.collect(false)?;
         if layer == 0 {

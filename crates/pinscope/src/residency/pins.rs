@@ -88,7 +88,7 @@ impl Residency {
             pins.heat.chosen(id, d.tokens);
             pinned += u32::from(self.is_pinned[id.0 as usize]);
         }
-        if tokens == 1 && !self.pools[self.layout.class_of_layer[layer]].full {
+        if self.decoding && !self.pools[self.layout.class_of_layer[layer]].full {
             pins.drift.layer(pinned, demand.len() as u32);
         }
         if let Some((served, promised)) = drifted {
