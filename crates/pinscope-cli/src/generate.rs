@@ -258,8 +258,13 @@ impl Answer {
         );
         if let Some(counters) = self.counters {
             let per_token = counters.bytes_read as f64 / counters.tokens.max(1) as f64 / 1e6;
+            let all = (counters.hits + counters.misses).max(1) as f64;
+            let pinned = match counters.pinned_hits {
+                0 => String::new(),
+                n => format!(" ({:.1} % pinned)", 100.0 * n as f64 / all),
+            };
             line += &format!(
-                "; {:.1} % of experts found in RAM, {per_token:.1} MB read a token",
+                "; {:.1} % of experts found in RAM{pinned}, {per_token:.1} MB read a token",
                 100.0 * counters.hit_rate()
             );
         }

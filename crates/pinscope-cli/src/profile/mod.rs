@@ -91,6 +91,8 @@ pub fn main(args: &Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
         PathBuf::from(name + ".profile.json")
     });
     profile.save(&output)?;
+    // Where everything fits, nothing needs to be pinned.
+    let layout = layout.filter(|layout| !layout.classes.iter().all(|c| c.is_full()));
     let pins = layout.map(|layout| PinPlan::new(&profile, &map, &layout, None));
     if let Some(path) = &args.plot {
         show::draw(&profile, path)?;

@@ -121,7 +121,7 @@ pub fn print(profile: &Profile, path: &Path, pins: Option<&PinPlan>, ram: u64) -
     writeln!(out, "{table}\n")?;
     let all = profile.coverage(0..profile.model().layers.len());
     writeln!(out, "{}\n", plot::terminal(&all.curve(plot::COLUMNS), "of all experts"))?;
-    if let Some(pins) = pins {
+    if let Some(pins) = pins.filter(|p| !p.pins.is_empty() || p.flat) {
         let flat = if pins.flat { "; the router is flat, so pins will not help" } else { "" };
         writeln!(
             out,

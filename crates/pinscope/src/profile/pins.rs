@@ -7,7 +7,7 @@ use crate::policy::ExpertId;
 
 /// Below this, pins would serve hardly more than as many experts taken at
 /// random do: the router is flat.
-const FLAT: f64 = 0.10;
+const FLAT: f64 = 0.15;
 
 /// Slots of a size that are never pinned, as a multiple of top-k: what a layer
 /// needs, and as much for what is read ahead.
