@@ -3,8 +3,9 @@
 mod common;
 
 use std::fs;
+use std::process::Stdio;
 
-use common::{folder, json, make, pinscope, smallest_ram, stderr, tiny, SHORT};
+use common::{folder, json, make, pinscope, program, smallest_ram, stderr, tiny, SHORT};
 use pinscope_ggml::read_map;
 
 /// As much as the promise is about: 200 prompt tokens and 32 more.
@@ -105,5 +106,19 @@ fn bench_gives_every_contender_the_same_work_and_a_row() {
         if run["contender"] != "resident-repacked" {
             assert_eq!(run["sha256_logits"], runs[0]["sha256_logits"], "{run}");
         }
+    }
+}
+
+#[test]
+fn two_processes_on_one_model_keep_a_budget_each() {
+    let ram = format!("{}M", smallest_ram(tiny(), &SHORT) + 3);
+    let arguments = [&["verify", "-m", tiny().to_str().unwrap(), "--ram", &ram][..], &SHORT];
+    let start = || {
+        program(&arguments.concat()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    for child in [start(), start()] {
+        let verdict = json(&child.wait_with_output().unwrap());
+        assert_eq!(verdict["identical"], true, "{verdict}");
+        assert!(verdict["peak_bytes"].as_u64() <= verdict["limit_bytes"].as_u64(), "{verdict}");
     }
 }
