@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Profiles prose, then runs prose that was held out and program code after it:
+# Profiles program code, then runs code that was held out and prose after it:
 # hit rates before the change, at it, and after the pins have moved.
 # Usage: scripts/drift.sh MODEL.gguf RAM OUT.svg
 set -euo pipefail
@@ -9,10 +9,10 @@ pinscope=${CARGO_TARGET_DIR:-target}/release/pinscope
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-"$pinscope" profile -m "$model" --ram "$ram" --text crates/pinscope-models/text/mixed.txt \
-    --tokens 3072 -o "$work/prose.json" >&2
-# About 600 tokens of other prose, then code.
-{ head -c 2900 crates/pinscope-cli/src/sample.txt; cat crates/pinscope/src/layout.rs; } \
+"$pinscope" profile -m "$model" --ram "$ram" --text crates/pinscope/src/reader \
+    --tokens 2560 -o "$work/code.json" >&2
+# About 500 tokens of other code, then prose.
+{ head -c 1700 crates/pinscope/src/layout.rs; cat crates/pinscope-cli/src/sample.txt; } \
     >"$work/both.txt"
-"$pinscope" bench -m "$model" --ram "$ram" --profile "$work/prose.json" --pin-share 0.5 \
-    --text "$work/both.txt" --prompt 64 --tokens 1536 --repeat 1 --hit-plot "$out"
+"$pinscope" bench -m "$model" --ram "$ram" --profile "$work/code.json" --pin-share 0.5 \
+    --text "$work/both.txt" --prompt 32 --tokens 1184 --repeat 1 --hit-plot "$out" --json

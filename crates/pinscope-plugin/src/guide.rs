@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use pinscope::map::{ExpertMap, MapError};
 use pinscope::memory::{format_bytes, Footprint};
-use pinscope::profile::{PinPlan, Profile, ProfiledModel};
+use pinscope::pin::Advert;
+use pinscope::profile::{ModelId, PinPlan, Profile, ProfiledModel};
 use pinscope::reader::ModelFiles;
 use pinscope::residency::{Residency, ResidencyOptions, Stats};
 use pinscope_ggml::{Guide, ReadMapError};
@@ -110,6 +111,14 @@ impl Guide for PluginGuide {
         let (mut residency, notes) = Residency::new(Arc::clone(map), Arc::clone(files), &options)
             .map_err(|e| e.to_string())?;
         plan.warnings.iter().chain(&notes).for_each(|note| say(note));
+        let daemon = ModelId::of(map).ok().and_then(|id| Advert::find(id, map.files()));
+        if let Some(daemon) = daemon {
+            let pid = daemon.pid;
+            // What cannot be mapped is read like everything else.
+            if let Ok(n) = residency.share(daemon) {
+                say(&format!("uses {n} experts where process {pid} (pinscope pin) keeps them"));
+            }
+        }
         if plan.fits_all {
             residency.load_all(&mut |_| {}).map_err(|e| e.to_string())?;
         } else if let Some(path) = &self.settings.profile {
