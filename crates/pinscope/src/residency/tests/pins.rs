@@ -48,6 +48,34 @@ fn pinned_experts_are_loaded_at_once_and_never_give_way() {
 }
 
 #[test]
+fn an_expert_that_is_pinned_while_it_is_in_ram_stays_and_one_that_is_let_go_leaves() {
+    let dir = tempfile::tempdir().unwrap();
+    let (map, file) = model(dir.path());
+    // Two slots fewer than what the flood and the two need.
+    let mut r = residency(&map, Layout::full_bytes(&map) * 7 / 10, CALM);
+    let flood = |r: &mut Residency| {
+        for _ in 0..20 {
+            for experts in [&[0, 1], &[4, 5]] {
+                pass(r, &file, 0, experts).unwrap();
+                pass(r, &file, 2, experts).unwrap();
+            }
+        }
+    };
+    let misses = |r: &mut Residency| {
+        let before = r.stats().decode.misses;
+        pass(r, &file, 0, &[2, 3]).unwrap();
+        r.stats().decode.misses - before
+    };
+    pass(&mut r, &file, 0, &[2, 3]).unwrap();
+    r.pin(&plan(rate(&[2, 3]), 0.3, 1.0), false);
+    flood(&mut r);
+    assert_eq!(misses(&mut r), 0);
+    r.pin(&plan(rate(&[12, 13]), 0.3, 1.0), false);
+    flood(&mut r);
+    assert!(misses(&mut r) > 0);
+}
+
+#[test]
 fn pins_follow_the_traffic_and_the_user_hears_of_it_once() {
     let dir = tempfile::tempdir().unwrap();
     let (map, file) = model(dir.path());
