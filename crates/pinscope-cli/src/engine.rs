@@ -1,5 +1,6 @@
 //! Setting a model up under a memory budget: plan, register, load.
 
+use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
 
 use pinscope::layout::Layout;
@@ -52,6 +53,8 @@ pub struct Prepared {
     /// What is pinned; see [`Prepared::pin`].
     pub pins: Option<PinPlan>,
     repin: bool,
+    /// Read once, when it is asked for: a header has some megabytes.
+    model: OnceCell<ProfiledModel>,
 }
 
 /// How experts are kept and read.
@@ -97,7 +100,15 @@ impl Prepared {
         };
         drop(skeleton);
         let plan = Plan::new(&map, fixed, ram);
-        Ok(Self { path: path.to_owned(), map, n_ctx, plan, pins: None, repin: true })
+        Ok(Self {
+            path: path.to_owned(),
+            map,
+            n_ctx,
+            plan,
+            pins: None,
+            repin: true,
+            model: OnceCell::new(),
+        })
     }
 
     /// Where the model's experts are.
@@ -109,8 +120,12 @@ impl Prepared {
     ///
     /// # Errors
     /// [`SetupError::Header`].
-    pub fn profiled_model(&self) -> Result<ProfiledModel, SetupError> {
-        ProfiledModel::of(&self.map).map_err(SetupError::Header)
+    pub fn profiled_model(&self) -> Result<&ProfiledModel, SetupError> {
+        if let Some(known) = self.model.get() {
+            return Ok(known);
+        }
+        let model = ProfiledModel::of(&self.map).map_err(SetupError::Header)?;
+        Ok(self.model.get_or_init(|| model))
     }
 
     /// Chooses what to pin, if there is a profile and not everything fits.
@@ -119,8 +134,7 @@ impl Prepared {
     /// A profile that cannot be read or is of another model.
     pub fn pin(&mut self, pinning: &Pinning) -> Result<(), SetupError> {
         let Some(path) = &pinning.profile else { return Ok(()) };
-        let profile = Profile::load(path)?;
-        profile.check(&self.profiled_model()?)?;
+        let profile = Profile::load_for(path, self.profiled_model()?)?;
         self.repin = !pinning.no_repin;
         if let Ok(layout) = Layout::new(&self.map, self.plan.arena_bytes) {
             if !self.plan.fits_all {

@@ -158,10 +158,8 @@ fn pins(path: &Path, residency: &Residency) -> Result<PinPlan, String> {
 /// # Errors
 /// Why it cannot be read, or that it is of another model than that of `map`.
 pub fn profile_of(path: &Path, map: &ExpertMap) -> Result<Profile, String> {
-    let profile = Profile::load(path).map_err(|e| e.to_string())?;
     let model = ProfiledModel::of(map).map_err(|e| e.to_string())?;
-    profile.check(&model).map_err(|e| e.to_string())?;
-    Ok(profile)
+    Profile::load_for(path, &model).map_err(|e| e.to_string())
 }
 
 /// File name of the model, as messages give it.

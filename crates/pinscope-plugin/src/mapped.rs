@@ -12,7 +12,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use pinscope::map::ExpertMap;
 use pinscope::memory::{format_bytes, Memory};
 use pinscope::pin::{lockable_bytes, page_size, LockedRanges, Selection, HOW_TO_RAISE};
-use pinscope::policy::ExpertId;
 
 use crate::guide::{name, profile_of};
 use crate::say;
@@ -89,18 +88,12 @@ fn choose(map: &ExpertMap, settings: &Settings) -> Selection {
     let mut order = settings.profile.as_deref().map(hottest).unwrap_or_default();
     // Nobody knows which of the others are hot, unless all of them fit.
     let mut everything = order.clone();
-    everything.extend(all_experts(map));
+    everything.extend(map.expert_ids());
     let all = Selection::new(map, &everything, budget, page_size());
     if all.experts().len() as u64 == map.expert_count() {
         order = everything;
     }
     Selection::new(map, &order, budget, page_size())
-}
-
-fn all_experts(map: &ExpertMap) -> impl Iterator<Item = ExpertId> + '_ {
-    let per_layer = map.experts_per_layer();
-    let layers = (0..).zip(map.layers());
-    layers.flat_map(move |(i, l)| (0..l.experts).map(move |e| ExpertId(i * per_layer + e)))
 }
 
 fn summary(map: &ExpertMap, selection: &Selection) -> String {

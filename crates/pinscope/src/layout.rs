@@ -120,6 +120,12 @@ impl Layout {
         Self::shapes(map).classes.iter().map(|c| c.experts * c.stride).sum()
     }
 
+    /// Slots of a size that are neither pinned nor given back: what a token
+    /// needs of one layer, and as much for what is read ahead.
+    pub(crate) fn passing_slots(map: &ExpertMap) -> u64 {
+        2 * u64::from(map.top_k())
+    }
+
     /// Size of a slot of each layer of `map`, bytes.
     pub fn slot_bytes(map: &ExpertMap) -> Vec<u64> {
         let shapes = Self::shapes(map);

@@ -9,6 +9,8 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 
+use crate::policy::ExpertId;
+
 /// One tensor as the file header describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorInfo {
@@ -271,6 +273,13 @@ impl ExpertMap {
     /// The largest number of experts that a layer has.
     pub fn experts_per_layer(&self) -> u32 {
         self.layers.iter().map(|l| l.experts).max().unwrap_or(0)
+    }
+
+    /// All experts, as the file has them.
+    pub fn expert_ids(&self) -> impl Iterator<Item = ExpertId> + '_ {
+        let per_layer = self.experts_per_layer();
+        let layers = (0..).zip(&self.layers);
+        layers.flat_map(move |(i, l)| (0..l.experts).map(move |e| ExpertId(i * per_layer + e)))
     }
 
     /// Number of experts in all layers.

@@ -49,11 +49,16 @@ impl Reading {
     }
 }
 
-/// `avg10` of the line `some`.
+/// Share of the last ten seconds in which tasks waited, percent: of the line
+/// `kind` ("some" or "full") of the kernel's pressure file.
+pub fn avg10(psi: &str, kind: &str) -> Option<f64> {
+    let line = psi.lines().find(|l| l.split_whitespace().next() == Some(kind))?;
+    line.split_whitespace().find_map(|f| f.strip_prefix("avg10="))?.parse().ok()
+}
+
+/// The same for "some"; 0 where the kernel does not tell.
 fn some_avg10(psi: &str) -> f64 {
-    let line = psi.lines().find(|l| l.starts_with("some"));
-    let field = line.and_then(|l| l.split_whitespace().find_map(|f| f.strip_prefix("avg10=")));
-    field.and_then(|v| v.parse().ok()).unwrap_or(0.0)
+    avg10(psi, "some").unwrap_or(0.0)
 }
 
 /// What to do with the arena.

@@ -4,6 +4,8 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use pinscope::pressure::avg10;
+
 /// What is set and what there is.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Machine {
@@ -32,10 +34,6 @@ impl Machine {
         let info = read("proc/meminfo");
         let bytes = |name| kib(&info, name).unwrap_or(0);
         let pressure = read("proc/pressure/memory");
-        let average = |kind: &str| {
-            let line = pressure.lines().find_map(|l| l.strip_prefix(kind))?;
-            line.split_whitespace().find_map(|w| w.strip_prefix("avg10="))?.parse().ok()
-        };
         let limits = read("proc/self/limits");
         let memlock = limits.lines().find_map(|l| l.strip_prefix("Max locked memory"));
         let mut memlock = memlock.unwrap_or_default().split_whitespace().map(str::to_owned);
@@ -45,7 +43,7 @@ impl Machine {
             swap: bytes("SwapTotal:"),
             swap_used: bytes("SwapTotal:").saturating_sub(bytes("SwapFree:")),
             memlock: memlock.next().zip(memlock.next()),
-            pressure: average("some ").zip(average("full ")),
+            pressure: avg10(&pressure, "some").zip(avg10(&pressure, "full")),
             huge_pages: thp.split(['[', ']']).nth(1).map(str::to_owned),
         }
     }

@@ -144,8 +144,7 @@ fn context() -> ContextOptions {
 }
 
 fn coverage(profile: &Path, map: &ExpertMap) -> Result<Coverage, Box<dyn Error>> {
-    let profile = Profile::load(profile)?;
-    profile.check(&ProfiledModel::of(map)?)?;
+    let profile = Profile::load_for(profile, &ProfiledModel::of(map)?)?;
     Ok(profile.coverage(0..map.layers().len()))
 }
 

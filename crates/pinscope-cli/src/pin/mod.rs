@@ -4,7 +4,7 @@
 mod report;
 
 use std::error::Error;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use pinscope::map::ExpertMap;
 use pinscope::memory::{format_bytes, Memory};
@@ -64,7 +64,8 @@ pub fn main(args: &Args) -> Result<(), Box<dyn Error>> {
     let map = read_map(&args.model)?;
     let model = ProfiledModel::of(&map)
         .map_err(|e| format!("cannot read the header of {}: {e}", args.model.display()))?;
-    let profile = args.profile.as_deref().map(|path| load_profile(path, &model)).transpose()?;
+    let profile =
+        args.profile.as_deref().map(|path| Profile::load_for(path, &model)).transpose()?;
     let ram = Ram::bytes(Some(&args.ram))?;
     let outcome = choose(&map, profile.as_ref(), ram, args.warm);
     check_room(&outcome)?;
@@ -86,16 +87,10 @@ pub fn main(args: &Args) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn load_profile(path: &Path, model: &ProfiledModel) -> Result<Profile, Box<dyn Error>> {
-    let profile = Profile::load(path)?;
-    profile.check(model)?;
-    Ok(profile)
-}
-
 /// Chooses what is locked and what is only read ahead within `ram` bytes.
 fn choose(map: &ExpertMap, profile: Option<&Profile>, ram: u64, warm: bool) -> Outcome {
     let page = page_size();
-    let everything: Vec<ExpertId> = all_experts(map);
+    let everything: Vec<ExpertId> = map.expert_ids().collect();
     let fits =
         Selection::new(map, &everything, ram, page).experts().len() as u64 == map.expert_count();
     let order = match profile {
@@ -145,13 +140,6 @@ fn choose(map: &ExpertMap, profile: Option<&Profile>, ram: u64, warm: bool) -> O
         false => (Vec::new(), Vec::new()),
     };
     Outcome { locked, warm, warm_experts, lockable, notes }
-}
-
-/// Ids of all experts, as the file has them.
-fn all_experts(map: &ExpertMap) -> Vec<ExpertId> {
-    let per_layer = map.experts_per_layer();
-    let layer = |(i, experts): (u32, u32)| (0..experts).map(move |e| ExpertId(i * per_layer + e));
-    (0..).zip(map.layers().iter().map(|l| l.experts)).flat_map(layer).collect()
 }
 
 /// Whether the machine can spare what would be locked.

@@ -73,7 +73,7 @@ pub fn main(args: &Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
     let mut context = args.model.context_options();
     let prepared = Prepared::new(&args.model.model, ram, &context)?;
     context.n_ctx = prepared.n_ctx;
-    let mut profile = Profile::new(prepared.profiled_model()?);
+    let mut profile = Profile::new(prepared.profiled_model()?.clone());
     for (path, weight) in &args.merge {
         profile.merge(&Profile::load(path)?, *weight)?;
     }

@@ -23,9 +23,9 @@ impl Recorder {
         let Some(path) = args.pinning.profile.clone().filter(|_| args.update_profile) else {
             return Ok(None);
         };
-        let recorder = Self { path, model: prepared.profiled_model()? };
+        let recorder = Self { path, model: prepared.profiled_model()?.clone() };
         if !recorder.is_first() {
-            Profile::load(&recorder.path)?.check(&recorder.model)?;
+            Profile::load_for(&recorder.path, &recorder.model)?;
         }
         Ok(Some(recorder))
     }

@@ -96,6 +96,16 @@ impl Profile {
         Self::parse(&text, path)
     }
 
+    /// Reads a profile that must be of `model`.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load), and [`ProfileError::OtherModel`].
+    pub fn load_for(path: &Path, model: &ProfiledModel) -> Result<Self, ProfileError> {
+        let profile = Self::load(path)?;
+        profile.check(model)?;
+        Ok(profile)
+    }
+
     /// Writes the profile: all of it or nothing, whatever happens meanwhile.
     ///
     /// # Errors

@@ -9,10 +9,6 @@ use crate::policy::ExpertId;
 /// random do: the router is flat.
 const FLAT: f64 = 0.15;
 
-/// Slots of a size that are never pinned, as a multiple of top-k: what a layer
-/// needs, and as much for what is read ahead.
-const FREE_LAYERS: u64 = 2;
-
 /// What is pinned, and what that promises.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PinPlan {
@@ -65,7 +61,7 @@ pub(crate) fn choose_pins(
     slots: &[u64],
     share: f64,
 ) -> Vec<ExpertId> {
-    let free = FREE_LAYERS * u64::from(map.top_k());
+    let free = Layout::passing_slots(map);
     let quota = |&n: &u64| ((n as f64 * share) as u64).min(n.saturating_sub(free));
     let mut left: Vec<u64> = slots.iter().map(quota).collect();
     let mut taken = Vec::new();

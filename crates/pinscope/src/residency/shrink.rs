@@ -5,13 +5,9 @@
 //! move to their places. Nothing is read for it.
 
 use super::{Residency, ResidencyError, State};
-use crate::layout::PAGE;
+use crate::layout::{Layout, PAGE};
 use crate::policy::ExpertId;
 use crate::reader::ReadError;
-
-/// Slots of a size that are never given back, as a multiple of top-k: what
-/// one layer needs, and as much for what is read ahead.
-const KEEP_LAYERS: u64 = 2;
 
 impl Residency {
     /// Gives at least `bytes` of the arena back to the system if the layers
@@ -22,7 +18,7 @@ impl Residency {
     /// the memory. What was given back until then stays so.
     pub fn give_back(&mut self, bytes: u64) -> Result<u64, ResidencyError> {
         self.settle()?;
-        let keep = KEEP_LAYERS * u64::from(self.map.top_k());
+        let keep = Layout::passing_slots(&self.map);
         let mut given = 0;
         while given < bytes {
             let spare = |class: usize| {
@@ -48,7 +44,6 @@ impl Residency {
             given += slots * stride;
             self.stats.given_back += slots * stride;
         }
-        self.apply_pins();
         Ok(given)
     }
 
