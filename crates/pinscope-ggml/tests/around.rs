@@ -2,10 +2,11 @@
 
 mod common;
 
+use std::cell::Cell;
 use std::path::Path;
 use std::sync::Arc;
 
-use common::{engine, model, one_at_a_time, run, run_with};
+use common::{engine, model, one_at_a_time, run, run_again_if, run_with};
 use pinscope::arena::Arena;
 use pinscope::layout::Layout;
 use pinscope::policy::PolicyKind;
@@ -120,15 +121,43 @@ fn faulty_engine(path: &Path, plan: FaultPlan) -> Engine {
 }
 
 #[test]
-fn reads_that_are_late_reordered_and_repeated_change_no_bit() {
+fn reads_that_are_late_reordered_and_repeated_change_no_bit_with_any_threads() {
+    let _turn = one_at_a_time();
+    let dir = tempfile::tempdir().unwrap();
+    for (shape, types) in [
+        ("tiny-qwen3moe", ExpertTypes::Mixed),
+        ("tiny-gpt-oss", ExpertTypes::Shape),
+        ("tiny-fused", ExpertTypes::Shape),
+    ] {
+        let path = model(dir.path(), shape, types);
+        let reference = run(&path, 1).unwrap();
+        for (seed, threads) in [1, 2, 8].into_iter().enumerate() {
+            let plan =
+                FaultPlan { seed: seed as u64, delay: 0.3, fail: 0.0, retry: 0.2, reorder: true };
+            let _engine = faulty_engine(&path, plan);
+            assert_eq!(run(&path, threads).unwrap(), reference, "{shape}, {threads} threads");
+        }
+    }
+}
+
+#[test]
+fn batches_that_fail_and_are_computed_again_change_no_bit() {
     let _turn = one_at_a_time();
     let dir = tempfile::tempdir().unwrap();
     let path = model(dir.path(), "tiny-qwen3moe", ExpertTypes::Mixed);
     let reference = run(&path, 1).unwrap();
-    for seed in 0..3 {
-        let plan = FaultPlan { seed, delay: 0.3, fail: 0.0, retry: 0.2, reorder: true };
-        let _engine = faulty_engine(&path, plan);
-        assert_eq!(run(&path, 1).unwrap(), reference, "seed {seed}");
+    for (seed, threads) in [1, 2, 8].into_iter().enumerate() {
+        let plan =
+            FaultPlan { seed: seed as u64, delay: 0.3, fail: 0.003, retry: 0.1, reorder: true };
+        let engine = faulty_engine(&path, plan);
+        let failures = Cell::new(0);
+        let again = || {
+            failures.set(failures.get() + 1);
+            engine.take_error().is_some() && failures.get() < 1000
+        };
+        let options = ContextOptions { threads, threads_batch: threads, ..Default::default() };
+        assert_eq!(run_again_if(&again, &path, options, None).unwrap(), reference, "seed {seed}");
+        assert!(failures.get() > 0, "seed {seed}: nothing failed");
     }
 }
 

@@ -18,8 +18,8 @@ use pinscope::timeline::Activity;
 
 use crate::ffi::{self, Numbers, Tensor};
 use group::{ExpertColumns, Workspace};
-use predict::{Predictor, Routers};
-use program::{Program, Source};
+use predict::{Inputs, Predictor, Routers};
+use program::{Program, Source, Step};
 
 /// What a computation ended with, other than success.
 #[derive(Debug, thiserror::Error)]
@@ -46,7 +46,12 @@ pub struct Executor {
     cpu: *mut ffi::Backend,
     workspace: Workspace,
     nodes: Vec<*mut Tensor>,
+    steps: Vec<Step>,
     columns: Vec<ExpertColumns>,
+    // Memory that is kept from layer to layer: a token allocates nothing.
+    spare: Vec<Vec<u32>>,
+    place: Vec<u32>,
+    demand: Vec<Demand>,
     ready: Vec<u32>,
     predictor: Predictor,
     copies: Vec<(*mut Tensor, Vec<u8>)>,
@@ -61,7 +66,11 @@ impl Executor {
             cpu,
             workspace: Workspace::new(numbers)?,
             nodes: Vec::new(),
+            steps: Vec::new(),
             columns: Vec::new(),
+            spare: Vec::new(),
+            place: Vec::new(),
+            demand: Vec::new(),
             ready: Vec::new(),
             predictor: Predictor::default(),
             copies: Vec::new(),
@@ -110,8 +119,9 @@ impl Executor {
         let mut at = 0;
         let mut result = Ok(());
         while at < nodes.len() && result.is_ok() {
-            match program::find(&self.numbers, map, is_ours, &nodes[at..]) {
-                Some((program, taken)) => {
+            let steps = std::mem::take(&mut self.steps);
+            match program::find(&self.numbers, map, is_ours, &nodes[at..], steps) {
+                Ok((program, taken)) => {
                     let whole = (at, taken) == (0, nodes.len()) && program.tokens > 1;
                     result = self
                         .plain(&nodes[plain..at], residency)
@@ -119,8 +129,12 @@ impl Executor {
                         .and_then(|()| self.program(&program, residency, whole, graph));
                     at += taken;
                     plain = at;
+                    self.steps = program.steps;
                 }
-                None => at += 1,
+                Err(steps) => {
+                    self.steps = steps;
+                    at += 1;
+                }
             }
         }
         let result = result.and_then(|()| self.plain(&nodes[plain..], residency));
@@ -163,30 +177,29 @@ impl Executor {
         routers: &Routers,
         residency: &mut Residency,
     ) -> Result<(), ExecError> {
-        self.columns = self.columns_by_expert(program, map)?;
-        let demand: Vec<_> = self
-            .columns
-            .iter()
-            .map(|c| Demand {
-                expert: c.expert,
-                tokens: c.columns.len() as u32,
-                weight: c.columns.iter().map(|&c| program.weight(&self.numbers, c)).sum(),
-            })
-            .collect();
-        residency.begin(program.layer, program.tokens, &demand)?;
+        self.note_columns(program, map)?;
+        let numbers = &self.numbers;
+        self.demand.clear();
+        self.demand.extend(self.columns.iter().map(|c| Demand {
+            expert: c.expert,
+            tokens: c.columns.len() as u32,
+            weight: c.columns.iter().map(|&c| program.weight(numbers, c)).sum(),
+        }));
+        residency.begin(program.layer, program.tokens, &self.demand)?;
         let next = program.layer + 1;
-        let Some(layer) = map.layers().get(next).filter(|_| program.tokens == 1) else {
-            return Ok(());
+        let Some(layer) = map.layers().get(next) else { return Ok(()) };
+        let shared = match program.steps[0].sources[1] {
+            Source::Same => program.tokens == 1,
+            Source::Token => true,
+            _ => false,
         };
-        let shared = program.steps[0].sources[1] == Source::Same;
         if shared && residency.lacks_some(next) {
+            let before = residency.enter(Activity::Predict);
             // SAFETY: the first step is a product, whose input is alive and
             // was computed before this graph.
-            let before = residency.enter(Activity::Predict);
             let ranked = unsafe {
-                let input = &*(*program.steps[0].node).src[1];
-                let input = std::slice::from_raw_parts(input.data.cast(), input.ne[0] as usize);
-                self.predictor.rank(&self.numbers, routers, layer.index, program.k, input)
+                let inputs = Inputs::of(&*(*program.steps[0].node).src[1]);
+                self.predictor.rank(&self.numbers, routers, layer.index, program.k, &inputs)
             };
             residency.predict(next, ranked)?;
             residency.enter(before);
@@ -218,15 +231,11 @@ impl Executor {
 
     /// Who computes what, experts ascending: neighbours in the file are read
     /// one after the other.
-    fn columns_by_expert(
-        &mut self,
-        program: &Program,
-        map: &ExpertMap,
-    ) -> Result<Vec<ExpertColumns>, ExecError> {
+    fn note_columns(&mut self, program: &Program, map: &ExpertMap) -> Result<(), ExecError> {
         let layer = &map.layers()[program.layer];
-        let mut rows = std::mem::take(&mut self.columns);
-        rows.clear();
-        let mut place = vec![u32::MAX; layer.experts as usize];
+        self.place.clear();
+        self.place.resize(layer.experts as usize, u32::MAX);
+        self.spare.extend(self.columns.drain(..).map(|c| c.columns));
         for token in 0..program.tokens {
             for choice in 0..program.k {
                 // SAFETY: `ids` is an I32 `[k, tokens]` in host memory; it may
@@ -239,19 +248,22 @@ impl Executor {
                         .cast::<i32>()
                         .read_unaligned()
                 };
-                let Some(at) = usize::try_from(expert).ok().and_then(|e| place.get_mut(e)) else {
+                let place = usize::try_from(expert).ok().and_then(|e| self.place.get_mut(e));
+                let Some(at) = place else {
                     let experts = layer.experts;
                     return Err(ExecError::NoSuchExpert { layer: layer.index, expert, experts });
                 };
                 if *at == u32::MAX {
-                    *at = rows.len() as u32;
-                    rows.push(ExpertColumns { expert: expert as u32, columns: Vec::new() });
+                    *at = self.columns.len() as u32;
+                    let mut columns = self.spare.pop().unwrap_or_default();
+                    columns.clear();
+                    self.columns.push(ExpertColumns { expert: expert as u32, columns });
                 }
-                rows[*at as usize].columns.push((token * program.k + choice) as u32);
+                self.columns[*at as usize].columns.push((token * program.k + choice) as u32);
             }
         }
-        rows.sort_unstable_by_key(|r| r.expert);
-        Ok(rows)
+        self.columns.sort_unstable_by_key(|r| r.expert);
+        Ok(())
     }
 
     /// Everything is in RAM and lies as in the file: only the address of the

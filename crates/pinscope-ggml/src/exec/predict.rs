@@ -65,6 +65,7 @@ pub(crate) struct Predictor {
     layers: Vec<Option<Quantised>>,
     input: Vec<u8>,
     scores: Vec<(f32, u32)>,
+    chosen: Vec<bool>,
     ranked: Vec<u32>,
 }
 
@@ -91,9 +92,14 @@ fn row_bytes(n_embd: usize) -> usize {
     n_embd.div_ceil(BLOCK.0) * BLOCK.1
 }
 
+/// Tokens of a prompt that are looked at, at most: more add few experts.
+const SAMPLE: usize = 128;
+
 impl Predictor {
     /// The `k` experts that the router of layer `index` (`blk.N`) ranks
-    /// highest for `input`, best first; empty where that cannot be said.
+    /// highest for each of `inputs`: for one input the best first, for several
+    /// the experts of all of them (of a sample, if they are many) in the order
+    /// of the file. Empty where that cannot be said.
     ///
     /// # Safety
     /// The model's dense weights are in memory, those of one model always.
@@ -103,20 +109,54 @@ impl Predictor {
         routers: &Routers,
         index: usize,
         k: usize,
-        input: &[f32],
+        inputs: &Inputs,
     ) -> &[u32] {
         self.ranked.clear();
+        // SAFETY: by the caller's promise.
+        if unsafe { !self.prepare(numbers, routers, index, inputs.n_embd) } {
+            return &[];
+        }
+        if inputs.tokens == 1 {
+            // SAFETY: as above; `prepare` has seen that sizes fit.
+            unsafe { self.score(numbers, index, inputs.row(0)) };
+            self.ranked.extend(self.scores.iter().take(k).map(|&(_, e)| e));
+            return &self.ranked;
+        }
+        self.chosen.clear();
+        let step = inputs.tokens.div_ceil(SAMPLE);
+        for token in (0..inputs.tokens).step_by(step) {
+            // SAFETY: as above.
+            unsafe { self.score(numbers, index, inputs.row(token)) };
+            self.chosen.resize(self.scores.len(), false);
+            self.scores.iter().take(k).for_each(|&(_, e)| self.chosen[e as usize] = true);
+        }
+        self.ranked.extend((0..self.chosen.len() as u32).filter(|&e| self.chosen[e as usize]));
+        &self.ranked
+    }
+
+    /// Quantises the router of a layer, once. False if there is none that
+    /// takes inputs of `n_embd` values.
+    ///
+    /// # Safety
+    /// As [`Predictor::rank`].
+    unsafe fn prepare(
+        &mut self,
+        numbers: &Numbers,
+        routers: &Routers,
+        index: usize,
+        n_embd: usize,
+    ) -> bool {
         if self.layers.len() <= index {
             self.layers.resize_with(index + 1, || None);
         }
-        let Some(q8) = ffi::type_traits(numbers.q8_0) else { return &[] };
-        let Some(quantise) = q8.from_float.filter(|_| input.len().is_multiple_of(BLOCK.0)) else {
-            return &[];
+        let Some(quantise) = ffi::type_traits(numbers.q8_0).and_then(|q8| q8.from_float) else {
+            return false;
         };
         let layer = self.layers[index].get_or_insert_with(|| {
             let router = routers.of(index);
             let row_bytes = row_bytes(router.n_embd);
-            let mut rows = vec![0; row_bytes * router.experts];
+            let whole = router.weights != 0 && router.n_embd.is_multiple_of(BLOCK.0);
+            let mut rows = vec![0; if whole { row_bytes * router.experts } else { 0 }];
             for (e, row) in rows.chunks_exact_mut(row_bytes.max(1)).enumerate() {
                 // SAFETY: the matrix has a row of `n_embd` values for each
                 // expert, and the row's room is that of as many in Q8_0.
@@ -127,10 +167,21 @@ impl Predictor {
             }
             Quantised { router, rows, row_bytes }
         });
-        let router = layer.router;
-        if router.weights == 0 || router.n_embd != input.len() {
-            return &[];
-        }
+        !layer.rows.is_empty() && layer.router.n_embd == n_embd
+    }
+
+    /// Sorts the experts of a prepared layer by what its router thinks of them.
+    ///
+    /// # Safety
+    /// As [`Predictor::rank`], and `input` has the size that was prepared for.
+    unsafe fn score(&mut self, numbers: &Numbers, index: usize, input: &[f32]) {
+        self.scores.clear();
+        let (Some(q8), Some(Some(layer))) =
+            (ffi::type_traits(numbers.q8_0), self.layers.get(index))
+        else {
+            return;
+        };
+        let (Some(quantise), router) = (q8.from_float, layer.router) else { return };
         self.input.resize(layer.row_bytes, 0);
         // SAFETY: the room is that of as many values in Q8_0.
         unsafe {
@@ -141,7 +192,6 @@ impl Predictor {
             // SAFETY: a bias has one value for each expert.
             _ => unsafe { *(of as *const f32).add(e) },
         };
-        self.scores.clear();
         for (e, row) in layer.rows.chunks_exact(layer.row_bytes).enumerate() {
             let mut logit = 0f32;
             // SAFETY: row and input have `n_embd` values in Q8_0.
@@ -157,7 +207,35 @@ impl Predictor {
             self.scores.push((score, e as u32));
         }
         self.scores.sort_unstable_by(|a, b| b.0.total_cmp(&a.0));
-        self.ranked.extend(self.scores.iter().take(k).map(|&(_, e)| e));
-        &self.ranked
+    }
+}
+
+/// What enters the experts of a layer: F32, a row for each token.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Inputs {
+    data: *const u8,
+    n_embd: usize,
+    tokens: usize,
+    stride: usize,
+}
+
+impl Inputs {
+    /// The rows of `t`, `[n_embd, 1, tokens]`.
+    pub fn of(t: &Tensor) -> Self {
+        Self {
+            data: t.data.cast(),
+            n_embd: t.ne[0] as usize,
+            tokens: t.ne[2] as usize,
+            stride: t.nb[2],
+        }
+    }
+
+    /// # Safety
+    /// The tensor is alive and computed, and `token` one of its tokens.
+    unsafe fn row(&self, token: usize) -> &[f32] {
+        // SAFETY: by the caller's promise.
+        unsafe {
+            std::slice::from_raw_parts(self.data.add(token * self.stride).cast(), self.n_embd)
+        }
     }
 }

@@ -107,28 +107,24 @@ pub fn through_views(numbers: &Numbers, mut t: *mut Tensor) -> *mut Tensor {
 }
 
 /// Looks for a program that begins at `nodes[0]`; says how many nodes it takes.
+/// `steps` is memory for its steps.
 ///
-/// `None` when the node is not a product with file-backed expert weights.
+/// # Errors
+/// Gives the memory back when the node is not a product with file-backed
+/// expert weights.
 pub fn find(
     numbers: &Numbers,
     map: &ExpertMap,
     is_ours: &dyn Fn(&Tensor) -> bool,
     nodes: &[*mut Tensor],
-) -> Option<(Program, usize)> {
+    mut steps: Vec<Step>,
+) -> Result<(Program, usize), Vec<Step>> {
+    steps.clear();
     let finder = Finder { numbers, map, is_ours };
-    let first = finder.product(*nodes.first()?)?;
-    // SAFETY: nodes of ggml's graph and their operands are alive while it is
-    // computed.
-    let ids = unsafe { (*nodes[0]).src[2].as_ref()? };
-    let mut program = Program {
-        layer: first.0,
-        // SAFETY: as above.
-        ids: unsafe { (*nodes[0]).src[2] },
-        k: usize::try_from(ids.ne[0]).ok()?,
-        tokens: usize::try_from(ids.ne[1]).ok()?,
-        steps: Vec::new(),
-        cut: None,
+    let Some(mut program) = nodes.first().and_then(|&node| finder.begin(node)) else {
+        return Err(steps);
     };
+    program.steps = steps;
     let mut taken = 0;
     for &node in nodes {
         // SAFETY: as above.
@@ -142,12 +138,12 @@ pub fn find(
     // A batch none of whose tokens produce output leaves nothing for the last
     // layer: as plain nodes, which ggml skips when they are empty.
     if program.steps.is_empty() || program.tokens == 0 {
-        return None;
+        return Err(program.steps);
     }
     finder.mark_outputs(&mut program, &nodes[taken..]);
     let last = map.layers()[program.layer].parts.len() - 1;
     program.cut = program.steps.iter().position(|s| s.part == Some(last)).filter(|&at| at > 0);
-    Some((program, taken))
+    Ok((program, taken))
 }
 
 struct Finder<'a> {
@@ -157,6 +153,22 @@ struct Finder<'a> {
 }
 
 impl Finder<'_> {
+    /// A program without steps, if `node` is where one begins.
+    fn begin(&self, node: *mut Tensor) -> Option<Program> {
+        let (layer, _) = self.product(node)?;
+        // SAFETY: nodes of ggml's graph and their operands are alive while it
+        // is computed.
+        let (ids, shape) = unsafe { ((*node).src[2], (*node).src[2].as_ref()?.ne) };
+        Some(Program {
+            layer,
+            ids,
+            k: usize::try_from(shape[0]).ok()?,
+            tokens: usize::try_from(shape[1]).ok()?,
+            steps: Vec::new(),
+            cut: None,
+        })
+    }
+
     /// Layer and part of a product with file-backed expert weights.
     fn product(&self, node: *mut Tensor) -> Option<(usize, usize)> {
         // SAFETY: nodes and operands are alive while the graph is computed.
@@ -232,16 +244,11 @@ impl Finder<'_> {
     /// A result that no later step reads, or that a node after the program
     /// reads, has to reach ggml's own tensor.
     fn mark_outputs(&self, program: &mut Program, after: &[*mut Tensor]) {
-        let mut used = vec![false; program.steps.len()];
-        for step in &program.steps {
-            for source in step.sources {
-                if let Source::Step { index, .. } = source {
-                    used[index] = true;
-                }
-            }
-        }
-        for (step, used) in program.steps.iter_mut().zip(used) {
-            step.output = !used;
+        for at in 0..program.steps.len() {
+            let reads = |s: &Source| matches!(s, Source::Step { index, .. } if *index == at);
+            let later = &program.steps[at + 1..];
+            let used = later.iter().any(|step| step.sources.iter().any(reads));
+            program.steps[at].output = !used;
         }
         for &node in after {
             // SAFETY: as above.

@@ -52,6 +52,16 @@ pub fn run_with(
     options: ContextOptions,
     lora: Option<&Path>,
 ) -> Result<Outcome, HostError> {
+    run_again_if(&|| false, path, options, lora)
+}
+
+/// The same; a batch that fails is computed again if `again` says so.
+pub fn run_again_if(
+    again: &dyn Fn() -> bool,
+    path: &Path,
+    options: ContextOptions,
+    lora: Option<&Path>,
+) -> Result<Outcome, HostError> {
     let model = Model::load(path, ModelOptions::default())?;
     let options = ContextOptions { n_ctx: 512, n_batch: 128, n_ubatch: 64, ..options };
     let mut ctx = Context::new(&model, options)?;
@@ -69,7 +79,12 @@ pub fn run_with(
     let mut feed = |batch: &[Token], tokens: &mut Vec<usize>, keep: bool| {
         // Pieces of a long prompt have no output: their last layer is empty.
         let silent = batch.len() == 7;
-        ctx.decode(batch, pos, if silent { Logits::None } else { Logits::All })?;
+        while let Err(e) = ctx.decode(batch, pos, if silent { Logits::None } else { Logits::All }) {
+            if !again() {
+                return Err(e);
+            }
+            assert!(ctx.truncate(pos));
+        }
         pos += batch.len() as u32;
         for i in 0..if silent { 0 } else { batch.len() } {
             let logits = ctx.logits(i);

@@ -9,7 +9,9 @@
 //! read's landing to the next layer's demand, in which attention is computed.
 //! All of it is measured as the run goes. The queue puts prefetches behind
 //! demand, and what the disk has not begun when the next layer asks is taken
-//! back. A predictor that is mostly wrong is not listened to.
+//! back. A predictor that is mostly wrong is not listened to. A prompt needs
+//! most of the next layer's experts, and has the time to read them: there all
+//! that is predicted is read, in the order of the file.
 
 use std::time::{Duration, Instant};
 
@@ -120,7 +122,7 @@ impl Residency {
     }
 
     /// Tells which experts of `layer`, the one after the open pass's, will
-    /// probably be needed, the most probable first. They are kept if they are
+    /// probably be needed, the first one to read first. They are kept if they are
     /// in RAM, and read if that costs the open pass nothing.
     ///
     /// # Errors
@@ -133,6 +135,9 @@ impl Residency {
         let roomy = self.layout.classes[class].slots as usize > 4 * ranked.len();
         let waiting = self.pass.waiting.len() as u64 * bytes;
         let mut budget = match self.prefetch {
+            // A prompt computes long on what it reads: the queue sees to it
+            // that the layer at hand is read first, and that is all it needs.
+            true if roomy && !self.pass.decode => u64::MAX,
             true if roomy => self.admission.budget(self.on_the_way + waiting),
             _ => 0,
         };
@@ -143,7 +148,7 @@ impl Residency {
             if self.state[id.0 as usize] == State::Absent {
                 fate = Fate::Missing;
                 // Half an expert in time is worth it: the rest is on its way then.
-                if budget * 2 >= bytes {
+                if budget.saturating_mul(2) >= bytes {
                     if let Some(slot) = self.slot_for(layer, expert) {
                         self.load(layer, expert, slot, ReadClass::Prefetch)?;
                         budget = budget.saturating_sub(bytes);
@@ -181,7 +186,9 @@ impl Residency {
                 seen.missing_right += u64::from(used);
             }
             if fate == Fate::Prefetched {
-                self.admission.judged(used);
+                if self.pass.decode {
+                    self.admission.judged(used);
+                }
                 seen.prefetched += 1;
                 seen.prefetch_used += u64::from(used);
                 if used && !absent(self, id) {
