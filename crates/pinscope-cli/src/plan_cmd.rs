@@ -2,6 +2,7 @@
 
 use std::io::Write;
 
+use pinscope::arena::huge_pages;
 use pinscope::memory::format_bytes;
 use pinscope::plan::Plan;
 use serde::Serialize;
@@ -18,6 +19,8 @@ struct Report<'a> {
     n_ctx: u32,
     /// False when `ram_bytes` is below `smallest_ram_bytes`.
     works: bool,
+    /// Expert memory comes in huge pages.
+    huge_pages: bool,
     #[serde(flatten)]
     plan: &'a Plan,
     /// With `--profile`, unless everything fits.
@@ -60,6 +63,7 @@ pub fn main(args: &PlanArgs) -> Result<(), Box<dyn std::error::Error>> {
             model: args.model.model.display().to_string(),
             n_ctx: prepared.n_ctx,
             works: plan.check().is_ok(),
+            huge_pages: huge_pages(),
             plan,
             pins,
         };
@@ -67,6 +71,7 @@ pub fn main(args: &PlanArgs) -> Result<(), Box<dyn std::error::Error>> {
     } else {
         writeln!(out, "{}", table(plan, prepared.n_ctx))?;
         writeln!(out, "{}", summary(plan))?;
+        writeln!(out, "{}", pages())?;
         if let Some(pins) = &prepared.pins {
             writeln!(out, "{}.", pinning::describe(pins, prepared.pinned_bytes()))?;
         }
@@ -97,6 +102,16 @@ fn table(plan: &Plan, n_ctx: u32) -> String {
     }
     style::numbers_right(&mut table);
     table.to_string()
+}
+
+fn pages() -> &'static str {
+    match huge_pages() {
+        true => "Memory for experts comes in huge pages.",
+        false => {
+            "Memory for experts comes in small pages, which is slower; this gives huge ones:\n  \
+             echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled"
+        }
+    }
 }
 
 fn summary(plan: &Plan) -> String {

@@ -70,6 +70,13 @@ pub enum ArenaError {
     },
 }
 
+/// Whether the kernel gives arenas transparent huge pages: with pages of 4 KiB
+/// a part of an expert is hundreds of entries of the processor's page tables.
+pub fn huge_pages() -> bool {
+    std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled")
+        .is_ok_and(|s| s.contains("[always]") || s.contains("[madvise]"))
+}
+
 /// A private anonymous mapping, aligned to [`HUGE_PAGE`].
 ///
 /// Who may touch which bytes is decided outside: a range that is being read
@@ -194,12 +201,6 @@ impl Arena {
         // SAFETY: inside the mapping (zero-filled by the kernel until written
         // to); the caller excludes writers.
         unsafe { std::slice::from_raw_parts(self.ptr(range.start), range.len()) }
-    }
-
-    /// Whether the kernel gives this mapping transparent huge pages.
-    pub fn huge_pages(&self) -> bool {
-        std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled")
-            .is_ok_and(|s| s.contains("[always]") || s.contains("[madvise]"))
     }
 
     /// Keeps the pages of `range` in RAM from the moment they are first read

@@ -110,6 +110,7 @@ fn passes() -> impl Strategy<Value = Vec<(usize, Vec<u32>)>> {
     prop::collection::vec(pass, 1..30)
 }
 
+mod order;
 mod pins;
 mod shared;
 mod shrink;
