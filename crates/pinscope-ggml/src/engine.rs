@@ -7,7 +7,7 @@ use pinscope::map::ExpertMap;
 use pinscope::pin::Pinned;
 use pinscope::policy::PolicyKind;
 use pinscope::profile::{PinPlan, RoutingCounts};
-use pinscope::reader::{ModelFiles, ReadError, ReaderKind};
+use pinscope::reader::{tune_ahead, ModelFiles, ReadError, ReaderKind};
 use pinscope::residency::{Residency, ResidencyError, ResidencyOptions, Stats};
 
 use crate::exec::predict::Routers;
@@ -171,6 +171,11 @@ impl Engine {
         device::register()?;
         let map = Arc::new(options.map);
         let files = Arc::new(ModelFiles::open(map.files())?);
+        if map.expert_bytes_total() > options.arena_bytes {
+            // While llama.cpp reads the vocabulary the disk has nothing to do.
+            let part = map.layers()[0].parts[0].bytes;
+            tune_ahead(&files, options.reader, usize::try_from(part).unwrap_or(usize::MAX));
+        }
         let (mut residency, notes) = Residency::new(
             Arc::clone(&map),
             Arc::clone(&files),
@@ -252,6 +257,12 @@ impl Engine {
     /// What happened so far.
     pub fn stats(&self) -> Stats {
         self.shared.home().made().map(|r| r.stats()).unwrap_or_default()
+    }
+
+    /// Bytes a second that the disk showed at start; `None` where that was not
+    /// measured, or is not yet.
+    pub fn disk_bandwidth(&self) -> Option<u64> {
+        self.shared.files.tuned().map(|options| options.bandwidth)
     }
 
     /// Why a load or a decode failed, if it was this engine's doing; clears

@@ -11,7 +11,7 @@ use std::time::Instant;
 use pinscope::arena::Arena;
 use pinscope::map::ModelFile;
 use pinscope::reader::{
-    open_reader, ModelFiles, ReadClass, ReadRequest, ReaderKind, ReaderOptions, ALIGN,
+    open_reader, tune, ModelFiles, ReadClass, ReadRequest, ReaderKind, ReaderOptions, ALIGN,
 };
 
 /// The arena: the first half is registered with io_uring, the second is not.
@@ -34,6 +34,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     for at in (ARENA / 2..ARENA).step_by(64 << 20) {
         // What has a hole is not registered.
         arena.release(at..at + ALIGN)?;
+    }
+    for kind in [ReaderKind::Uring, ReaderKind::Pread] {
+        let started = Instant::now();
+        let tuned = tune(&files, kind, PART)?;
+        println!("tuned in {:.2} s: {tuned:?}", started.elapsed().as_secs_f64());
     }
     println!("reader               chunk KiB  depth   GB/s  CPU ms a GB");
     for (name, kind, base) in [

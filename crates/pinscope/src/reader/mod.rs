@@ -9,8 +9,10 @@ mod error;
 pub mod faulty;
 mod file;
 mod pace;
+mod places;
 mod pread;
 mod queue;
+mod tune;
 mod uring;
 
 use std::ops::Range;
@@ -20,6 +22,8 @@ use crate::arena::Arena;
 
 pub use error::ReadError;
 pub use file::ModelFiles;
+pub use places::Places;
+pub use tune::{tune, tune_ahead};
 
 /// Unit of reading: file offsets, arena offsets and lengths given to the
 /// kernel are multiples of it.
@@ -174,7 +178,8 @@ impl Default for ReaderOptions {
 /// sentence each, empty when everything is as it should be.
 pub type ReaderNotes = Vec<String>;
 
-/// Opens a reader of `files` into `arena`.
+/// Opens a reader of `files` into `arena`. When [`tune_ahead`] has found out
+/// what suits these files, the reader goes on with that instead of `options`.
 ///
 /// # Errors
 /// [`ReadError::Unavailable`] if the kind asked for does not work here; `Auto`

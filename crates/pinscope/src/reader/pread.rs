@@ -52,7 +52,8 @@ impl PreadReader {
     ) -> Result<Self, ReadError> {
         let threads = options.threads.max(1);
         // One thread at least stays free for demand.
-        let queue = WorkQueue::new(ReaderOptions { depth: threads, ..options }, threads - 1);
+        let options = ReaderOptions { depth: threads, ..options };
+        let queue = WorkQueue::new(options, threads - 1, threads);
         let shared = Arc::new(Shared {
             files,
             arena,
@@ -99,6 +100,7 @@ impl PreadReader {
         for request in self.staged.drain(..) {
             state.queue.push(request);
         }
+        state.queue.follow(&self.shared.files, |o| o.threads);
         change(&mut state.queue);
         if state.idle > 0 {
             self.shared.work.notify_all();
@@ -179,23 +181,30 @@ impl Shared {
     /// One thread of the pool.
     fn serve(&self) {
         let mut state = self.lock();
+        // The caller is woken up when the lock is free for it.
+        let mut wake = false;
         while !state.stop {
-            let Some(chunk) = state.queue.pop(Instant::now()) else {
+            let next = state.queue.pop(Instant::now());
+            let Some(chunk) = next else {
+                if std::mem::take(&mut wake) {
+                    self.over.notify_one();
+                }
                 state.idle += 1;
                 state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
                 state.idle -= 1;
                 continue;
             };
             drop(state);
+            if std::mem::take(&mut wake) {
+                self.over.notify_one();
+            }
             let result =
                 self.files.read_pages(chunk.file, chunk.offset, &self.arena, chunk.dest, chunk.len);
             let now = Instant::now();
             state = self.lock();
             if let Some(finished) = state.queue.finish(chunk, result, (now, true), &self.files) {
                 state.finished.push(finished);
-                if state.waits {
-                    self.over.notify_one();
-                }
+                wake = std::mem::take(&mut state.waits);
             }
         }
     }

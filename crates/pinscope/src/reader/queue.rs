@@ -75,6 +75,9 @@ struct Pending {
 pub(super) struct WorkQueue {
     chunk: usize,
     depth: usize,
+    /// The largest depth that there may ever be.
+    most: usize,
+    tuned: bool,
     /// Prefetch chunks that may be handed out at once.
     prefetch_lanes: usize,
     pace: Pace,
@@ -93,11 +96,14 @@ impl WorkQueue {
     /// A queue that hands out `options.depth` demand chunks at once, whatever
     /// is in flight of prefetches, and of those at most `prefetch_lanes`, as
     /// long as no more than `options.depth` chunks are in flight.
-    pub fn new(options: ReaderOptions, prefetch_lanes: usize) -> Self {
+    /// Neither number will ever be above `most`.
+    pub fn new(options: ReaderOptions, prefetch_lanes: usize, most: usize) -> Self {
         WorkQueue {
             chunk: whole_pages(options.chunk),
-            depth: options.depth.max(1),
-            prefetch_lanes: prefetch_lanes.max(1),
+            depth: options.depth.clamp(1, most),
+            most,
+            tuned: false,
+            prefetch_lanes: prefetch_lanes.clamp(1, most),
             pace: Pace::new(options.bandwidth),
             pending: Vec::with_capacity(ROOM),
             free: Vec::with_capacity(ROOM),
@@ -109,13 +115,18 @@ impl WorkQueue {
         }
     }
 
-    /// Goes on with other sizes, `options.depth` and `prefetch_lanes` at most
-    /// as before.
-    pub fn adopt(&mut self, options: ReaderOptions, prefetch_lanes: usize) {
-        self.chunk = whole_pages(options.chunk);
-        self.depth = options.depth.clamp(1, self.depth);
-        self.prefetch_lanes = prefetch_lanes.clamp(1, self.prefetch_lanes);
-        self.pace.expect(options.bandwidth);
+    /// Goes on with what was measured to suit the files, once that is known;
+    /// `depth_of` says how many chunks at once it means.
+    pub fn follow(&mut self, files: &ModelFiles, depth_of: fn(&ReaderOptions) -> usize) {
+        if self.tuned {
+            return;
+        }
+        if let Some(options) = files.tuned() {
+            self.tuned = true;
+            self.chunk = whole_pages(options.chunk);
+            self.depth = depth_of(&options).clamp(1, self.most);
+            self.pace.expect(options.bandwidth);
+        }
     }
 
     /// Queues a request that was checked.

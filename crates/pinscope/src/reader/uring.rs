@@ -15,6 +15,8 @@ use super::{
 use crate::arena::{memlock_limit, Arena, REGISTER_UNIT};
 
 const NAME: &str = "io_uring";
+/// Reads at once, at most: what tuning may find best.
+const DEPTH: usize = 64;
 
 /// See the module.
 pub(super) struct UringReader {
@@ -46,9 +48,8 @@ impl UringReader {
         options: ReaderOptions,
         notes: &mut Vec<String>,
     ) -> Result<Self, ReadError> {
-        let depth = options.depth.clamp(1, 2048);
         // Demand finds room beside as many prefetches.
-        let entries = 2 * depth;
+        let entries = 2 * DEPTH;
         let unavailable = |source: io::Error| {
             ReadError::Unavailable {
             reader: NAME,
@@ -70,7 +71,7 @@ impl UringReader {
             ring,
             files,
             arena,
-            queue: WorkQueue::new(ReaderOptions { depth, ..options }, depth),
+            queue: WorkQueue::new(options, DEPTH, DEPTH),
             memory: Registered { units: vec![false; units], more: true },
             flying: vec![None; entries],
             free: (0..entries as u32).rev().collect(),
@@ -131,7 +132,7 @@ impl UringReader {
         }
         let now = Instant::now();
         while let Some(chunk) = self.queue.pop(now) {
-            // `pop` hands out at most `2 * depth` chunks: there is a free number.
+            // At most `2 * DEPTH` are handed out: there is a free number.
             let Some(number) = self.free.pop() else { return };
             let entry = self.entry(&chunk).user_data(u64::from(number));
             self.flying[number as usize] = Some(chunk);
@@ -196,6 +197,7 @@ impl Reader for UringReader {
         let mut early = std::mem::take(&mut self.early);
         self.collect(&mut early, false);
         self.early = early;
+        self.queue.follow(&self.files, |o| o.depth);
         self.fill();
         // What fails stays in the submission queue; `reap` reports it.
         let _ = self.enter(0);

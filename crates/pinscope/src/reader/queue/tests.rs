@@ -10,7 +10,7 @@ fn started(len: usize) -> (WorkQueue, ModelFiles, Vec<Chunk>) {
     let model = ModelFile { path: file.path().into(), len: 0, header_len: 0 };
     let files = ModelFiles::open(&[model]).unwrap();
     let options = ReaderOptions { chunk: CHUNK, depth: 3, ..Default::default() };
-    let mut queue = WorkQueue::new(options, 3);
+    let mut queue = WorkQueue::new(options, 3, 3);
     let class = ReadClass::Demand;
     queue.push(ReadRequest { tag: 7, file: 0, offset: 100, len, dest: ALIGN + 100, class });
     let chunks = std::iter::from_fn(|| pop(&mut queue)).collect();
@@ -95,4 +95,67 @@ fn the_last_page_may_end_after_the_wanted_bytes_and_not_before() {
         let over = back(&mut queue, chunks[0], Ok(got), &files).unwrap();
         assert_eq!(over.error.is_none(), enough, "{got} bytes");
     }
+}
+
+#[test]
+fn prefetches_in_flight_are_bounded_in_bytes_and_leave_all_lanes_to_demand() {
+    let class = ReadClass::Prefetch;
+    let request = ReadRequest { tag: 1, file: 0, offset: 0, len: 40 << 20, dest: 0, class };
+    for bandwidth in [50_000_000, 1_000_000_000, 3_000_000_000] {
+        let options = ReaderOptions { bandwidth, depth: 16, ..Default::default() };
+        let mut queue = WorkQueue::new(options, 16, 16);
+        queue.push(request);
+        let taken: usize = std::iter::from_fn(|| pop(&mut queue)).map(|c| c.len).sum();
+        let limit = (bandwidth as usize / 500).max(256 << 10);
+        assert!((limit * 3 / 4..=limit).contains(&taken), "{taken} bytes of {limit}");
+        queue.push(ReadRequest { class: ReadClass::Demand, ..request });
+        assert_eq!(std::iter::from_fn(|| pop(&mut queue)).count(), 16);
+    }
+}
+
+#[test]
+fn a_cancelled_prefetch_ends_with_its_last_chunk_and_a_promoted_one_is_read_whole() {
+    let (_, files, _) = started(1);
+    for promoted in [false, true] {
+        let mut queue = WorkQueue::new(ReaderOptions::default(), 16, 16);
+        let class = ReadClass::Prefetch;
+        let request = ReadRequest { tag: 5, file: 0, offset: 0, len: 12 << 20, dest: 0, class };
+        queue.push(request);
+        let first = pop(&mut queue).unwrap();
+        let mut read = first.len;
+        if promoted {
+            queue.promote(5);
+        }
+        let mut over = 0;
+        queue.cancel_prefetches(|_| over += 1);
+        assert_eq!(over, 0, "a chunk is in flight");
+        let mut finished = back(&mut queue, first, Ok(first.len), &files);
+        while let Some(chunk) = pop(&mut queue) {
+            assert!(finished.is_none());
+            read += chunk.len;
+            finished = back(&mut queue, chunk, Ok(chunk.len), &files);
+        }
+        let error = finished.unwrap().error;
+        assert_eq!(
+            (read, error.is_none()),
+            (if promoted { 12 << 20 } else { first.len }, promoted)
+        );
+    }
+}
+
+#[test]
+fn what_was_measured_to_suit_the_files_is_followed() {
+    let (mut queue, files, chunks) = started(100 * CHUNK);
+    queue.follow(&files, |o| o.depth);
+    assert!(back(&mut queue, chunks[0], Ok(CHUNK), &files).is_none());
+    assert_eq!(pop(&mut queue).map(|c| c.len), Some(CHUNK));
+    let suits = ReaderOptions { chunk: 2 * CHUNK, depth: 1, ..Default::default() };
+    files.set_tuned(suits);
+    queue.follow(&files, |o| o.depth);
+    assert!(back(&mut queue, chunks[1], Ok(CHUNK), &files).is_none());
+    assert_eq!(pop(&mut queue), None, "two are in flight where one should be");
+    assert!(back(&mut queue, chunks[2], Ok(CHUNK), &files).is_none());
+    let last = Chunk { dest: chunks[2].dest + CHUNK, ..chunks[2] };
+    assert!(back(&mut queue, last, Ok(CHUNK), &files).is_none());
+    assert_eq!(pop(&mut queue).map(|c| c.len), Some(2 * CHUNK));
 }
