@@ -13,7 +13,7 @@ use pinscope::profile::{PinPlan, Profile, ProfileError, ProfiledModel, RoutingCo
 use pinscope::reader::ReaderKind;
 use pinscope::residency::Stats;
 use pinscope_ggml::{read_map, scratch_bytes, Engine, EngineOptions, ReadMapError};
-use pinscope_host::{ContextOptions, HostError, Model, ModelOptions};
+use pinscope_host::{ContextOptions, HostError, Model, ModelOptions, Skeleton};
 
 use crate::pinning::{self, Pinning};
 
@@ -75,8 +75,7 @@ impl Prepared {
     /// too small is none here: [`Prepared::load`] refuses it.
     pub fn new(path: &Path, ram: u64, context: &ContextOptions) -> Result<Self, SetupError> {
         let map = read_map(path)?;
-        let skeleton =
-            Model::load(path, ModelOptions { no_alloc: true, ..ModelOptions::default() })?;
+        let Skeleton { model: skeleton, vocabulary_bytes } = Skeleton::load(path)?;
         let n_ctx = match context.n_ctx {
             0 => DEFAULT_CTX.min(skeleton.n_ctx_train().max(1)),
             n => n,
@@ -95,8 +94,7 @@ impl Prepared {
             kv: cost.kv,
             compute: cost.compute + scratch_bytes(&map, context.n_ubatch as usize),
             output: cost.output,
-            // The program and the vocabulary are in memory just now.
-            process: own_bytes()?,
+            process: own_bytes()? + vocabulary_bytes,
         };
         drop(skeleton);
         let plan = Plan::new(&map, fixed, ram);
