@@ -18,6 +18,7 @@ use pinscope::residency::Counters;
 use serde::{Deserialize, Serialize};
 
 use crate::cgroup::MemoryGroup;
+use crate::engine::Start;
 use crate::pinning::Pinning;
 use crate::sidecar::Sidecar;
 use crate::style;
@@ -209,6 +210,8 @@ pub struct Window {
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Report {
     pub load_seconds: f64,
+    /// Of our own runs that did not step aside.
+    pub start: Option<Start>,
     pub prefill: Phase,
     pub decode: Phase,
     /// Decoding ended early, at [`Job::max_decode_seconds`].

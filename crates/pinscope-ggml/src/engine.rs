@@ -2,12 +2,13 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use pinscope::map::ExpertMap;
 use pinscope::pin::Pinned;
 use pinscope::policy::PolicyKind;
 use pinscope::profile::{PinPlan, RoutingCounts};
-use pinscope::reader::{tune_ahead, ModelFiles, ReadError, ReaderKind};
+use pinscope::reader::{tune_ahead, Busy, ModelFiles, ReadError, ReaderKind};
 use pinscope::residency::{Residency, ResidencyError, ResidencyOptions, Stats};
 
 use crate::exec::predict::Routers;
@@ -64,6 +65,8 @@ pub(crate) struct Shared {
     pub batch: AtomicUsize,
     home: Mutex<Home>,
     error: Mutex<Option<String>>,
+    /// Dense weights that were read, and the time that took.
+    dense: Mutex<Busy>,
     /// Buffers of weights that are alive.
     buffers: AtomicUsize,
 }
@@ -112,6 +115,7 @@ impl Shared {
             batch: AtomicUsize::new(0),
             home: Mutex::new(home),
             error: Mutex::new(None),
+            dense: Mutex::new(Busy::default()),
             buffers: AtomicUsize::new(0),
         }
     }
@@ -139,6 +143,13 @@ impl Shared {
     /// A buffer is gone; true if it was the last one.
     pub fn drop_buffer(&self) -> bool {
         self.buffers.fetch_sub(1, Ordering::AcqRel) == 1
+    }
+
+    /// Counts dense weights that were read.
+    pub fn dense_read(&self, bytes: usize, took: Duration) {
+        let mut dense = self.dense.lock().unwrap_or_else(PoisonError::into_inner);
+        dense.bytes += bytes as u64;
+        dense.nanoseconds += took.as_nanos() as u64;
     }
 
     /// Keeps the first error for [`Engine::take_error`]; ggml's callbacks have
@@ -257,6 +268,11 @@ impl Engine {
     /// What happened so far.
     pub fn stats(&self) -> Stats {
         self.shared.home().made().map(|r| r.stats()).unwrap_or_default()
+    }
+
+    /// Dense weights that were read so far, and the time that took.
+    pub fn dense_read(&self) -> Busy {
+        *self.shared.dense.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Bytes a second that the disk showed at start; `None` where that was not
