@@ -14,7 +14,8 @@ use pinscope::reader::ReaderKind;
 use pinscope::residency::Stats;
 use pinscope::timeline::chrome::Recorder;
 use pinscope_ggml::{read_map, scratch_bytes, Engine, EngineOptions, ReadMapError};
-use pinscope_host::{ContextOptions, HostError, Model, ModelOptions};
+use pinscope_host::{ContextOptions, HostError, Model, ModelOptions, Skeleton};
+use serde::{Deserialize, Serialize};
 
 use crate::pinning::{self, Pinning};
 
@@ -89,8 +90,7 @@ impl Prepared {
     /// too small is none here: [`Prepared::load`] refuses it.
     pub fn new(path: &Path, ram: u64, context: &ContextOptions) -> Result<Self, SetupError> {
         let map = read_map(path)?;
-        let skeleton =
-            Model::load(path, ModelOptions { no_alloc: true, ..ModelOptions::default() })?;
+        let Skeleton { model: skeleton, vocabulary_bytes } = Skeleton::load(path)?;
         let n_ctx = match context.n_ctx {
             0 => DEFAULT_CTX.min(skeleton.n_ctx_train().max(1)),
             n => n,
@@ -109,8 +109,7 @@ impl Prepared {
             kv: cost.kv,
             compute: cost.compute + scratch_bytes(&map, context.n_ubatch as usize),
             output: cost.output,
-            // The program and the vocabulary are in memory just now.
-            process: own_bytes()?,
+            process: own_bytes()? + vocabulary_bytes,
         };
         drop(skeleton);
         let plan = Plan::new(&map, fixed, ram);
@@ -225,6 +224,23 @@ impl Prepared {
     }
 }
 
+/// Where the time from the start of the work to the first prompt token went.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+pub struct Start {
+    /// Headers and the plan.
+    pub plan_seconds: f64,
+    /// The vocabulary, dense weights and pinned experts.
+    pub model_seconds: f64,
+    /// Of that, reading dense weights.
+    pub dense_seconds: f64,
+    pub dense_bytes: u64,
+    /// The context: KV cache and buffers.
+    pub context_seconds: f64,
+    /// Bytes a second that scattered reads of the model's file had meanwhile;
+    /// `null` where that was not measured.
+    pub disk_bandwidth: Option<u64>,
+}
+
 /// A loaded model and, unless it fits in RAM, the engine that has its experts.
 pub struct Session {
     // The model goes first: its experts are the engine's.
@@ -241,6 +257,19 @@ impl Session {
     /// Counters of the engine; `None` when PinScope stepped aside.
     pub fn stats(&self) -> Option<Stats> {
         self.engine.as_ref().map(Engine::stats)
+    }
+
+    /// How the start went, as far as the engine knows: [`Start`] without the
+    /// times that others took. `None` when PinScope stepped aside.
+    pub fn start(&self) -> Option<Start> {
+        let engine = self.engine.as_ref()?;
+        let dense = engine.dense_read();
+        Some(Start {
+            dense_seconds: dense.nanoseconds as f64 / 1e9,
+            dense_bytes: dense.bytes,
+            disk_bandwidth: engine.disk_bandwidth(),
+            ..Start::default()
+        })
     }
 
     /// What the router chose since the last call; `None` when PinScope stepped

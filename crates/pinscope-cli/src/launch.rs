@@ -19,6 +19,7 @@ use pinscope::timeline::Activity;
 use serde::{Deserialize, Serialize};
 
 use crate::cgroup::MemoryGroup;
+use crate::engine::Start;
 use crate::pinning::Pinning;
 use crate::sidecar::Sidecar;
 use crate::style;
@@ -235,6 +236,8 @@ pub struct Window {
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Report {
     pub load_seconds: f64,
+    /// Of our own runs that did not step aside.
+    pub start: Option<Start>,
     pub prefill: Phase,
     pub decode: Phase,
     /// Decoding ended early, at [`Job::max_decode_seconds`].

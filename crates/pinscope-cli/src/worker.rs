@@ -10,7 +10,7 @@ use pinscope::residency::{Counters, Stats};
 use pinscope_host::{Context, ContextOptions, HostError, Logits, Model, ModelOptions};
 use sha2::{Digest, Sha256};
 
-use crate::engine::{Caching, Prepared, Session};
+use crate::engine::{Caching, Prepared, Session, Start};
 use crate::launch::{Contender, Decode, Job, Message, Phase, Report, Window, WINDOW};
 
 /// Entry point of the subcommand.
@@ -51,9 +51,16 @@ fn work(job: &Job) -> Result<Report, String> {
         return prepared.plan.check().map(|()| Report::default()).map_err(text);
     }
     let started = Instant::now();
-    let loaded = Loaded::new(job)?;
+    let (loaded, plan_seconds) = Loaded::new(job)?;
+    let loaded_after = started.elapsed().as_secs_f64();
     let mut context = Context::new(loaded.model(), context_options(job)).map_err(text)?;
     let load_seconds = started.elapsed().as_secs_f64();
+    let start = loaded.start().map(|start| Start {
+        plan_seconds,
+        model_seconds: loaded_after - plan_seconds,
+        context_seconds: load_seconds - loaded_after,
+        ..start
+    });
 
     let mut work = Work::new(job, &mut context, &loaded);
     let at_start = loaded.stats();
@@ -75,6 +82,7 @@ fn work(job: &Job) -> Result<Report, String> {
     };
     Ok(Report {
         load_seconds,
+        start,
         prefill,
         decode,
         capped,
@@ -112,7 +120,8 @@ enum Loaded {
 }
 
 impl Loaded {
-    fn new(job: &Job) -> Result<Loaded, String> {
+    /// The model of `job`, and how long planning took, seconds.
+    fn new(job: &Job) -> Result<(Loaded, f64), String> {
         let mut hear = |done: f32| progress("loading", (done * 100.0) as usize, 100);
         if job.contender.is_ours() {
             let caching = Caching {
@@ -121,10 +130,11 @@ impl Loaded {
                 step_aside: job.setup.step_aside,
                 prefetch: job.contender != Contender::PinscopeNoPrefetch,
             };
-            return prepare(job)?
-                .load(caching, &mut hear)
-                .map(|s| Loaded::Budgeted(Box::new(s)))
-                .map_err(text);
+            let started = Instant::now();
+            let prepared = prepare(job)?;
+            let planned_after = started.elapsed().as_secs_f64();
+            let session = prepared.load(caching, &mut hear).map_err(text)?;
+            return Ok((Loaded::Budgeted(Box::new(session)), planned_after));
         }
         let mut go_on = |done| {
             hear(done);
@@ -138,7 +148,14 @@ impl Loaded {
             progress: Some(&mut go_on),
             ..ModelOptions::default()
         };
-        Model::load(&job.model, options).map(Loaded::Plain).map_err(text)
+        Model::load(&job.model, options).map(|m| (Loaded::Plain(m), 0.0)).map_err(text)
+    }
+
+    fn start(&self) -> Option<Start> {
+        match self {
+            Loaded::Budgeted(session) => session.start(),
+            Loaded::Plain(_) => None,
+        }
     }
 
     fn model(&self) -> &Model {

@@ -8,6 +8,7 @@
 
 use std::ffi::{c_char, c_void};
 use std::sync::Arc;
+use std::time::Instant;
 
 use crate::device::{self, NO_CONTEXT};
 use crate::engine::Shared;
@@ -272,9 +273,10 @@ unsafe extern "C" fn set_tensor(
                 let left = shared.map.files()[usize::from(info.file)].len - info.offset;
                 let len = next_page(skew + size).min(skew + left as usize);
                 let pages = std::slice::from_raw_parts_mut(to.sub(skew), len);
-                if let Err(e) = shared.files.read_into(info.file, info.offset - skew as u64, pages)
-                {
-                    shared.fail(e);
+                let began = Instant::now();
+                match shared.files.read_into(info.file, info.offset - skew as u64, pages) {
+                    Ok(()) => shared.dense_read(len, began.elapsed()),
+                    Err(e) => shared.fail(e),
                 }
                 return;
             }

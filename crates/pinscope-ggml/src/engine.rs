@@ -2,12 +2,13 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use pinscope::map::ExpertMap;
 use pinscope::pin::Pinned;
 use pinscope::policy::PolicyKind;
 use pinscope::profile::{PinPlan, RoutingCounts};
-use pinscope::reader::{ModelFiles, ReadError, ReaderKind};
+use pinscope::reader::{tune_ahead, Busy, ModelFiles, ReadError, ReaderKind};
 use pinscope::residency::{Residency, ResidencyError, ResidencyOptions, Stats};
 use pinscope::timeline::chrome::{Recorder, Summary};
 
@@ -67,6 +68,8 @@ pub(crate) struct Shared {
     pub batch: AtomicUsize,
     home: Mutex<Home>,
     error: Mutex<Option<String>>,
+    /// Dense weights that were read, and the time that took.
+    dense: Mutex<Busy>,
     /// Buffers of weights that are alive.
     buffers: AtomicUsize,
 }
@@ -115,6 +118,7 @@ impl Shared {
             batch: AtomicUsize::new(0),
             home: Mutex::new(home),
             error: Mutex::new(None),
+            dense: Mutex::new(Busy::default()),
             buffers: AtomicUsize::new(0),
         }
     }
@@ -142,6 +146,13 @@ impl Shared {
     /// A buffer is gone; true if it was the last one.
     pub fn drop_buffer(&self) -> bool {
         self.buffers.fetch_sub(1, Ordering::AcqRel) == 1
+    }
+
+    /// Counts dense weights that were read.
+    pub fn dense_read(&self, bytes: usize, took: Duration) {
+        let mut dense = self.dense.lock().unwrap_or_else(PoisonError::into_inner);
+        dense.bytes += bytes as u64;
+        dense.nanoseconds += took.as_nanos() as u64;
     }
 
     /// Keeps the first error for [`Engine::take_error`]; ggml's callbacks have
@@ -174,6 +185,11 @@ impl Engine {
         device::register()?;
         let map = Arc::new(options.map);
         let files = Arc::new(ModelFiles::open(map.files())?);
+        if map.expert_bytes_total() > options.arena_bytes {
+            // While llama.cpp reads the vocabulary the disk has nothing to do.
+            let part = map.layers()[0].parts[0].bytes;
+            tune_ahead(&files, options.reader, usize::try_from(part).unwrap_or(usize::MAX));
+        }
         let (mut residency, notes) = Residency::new(
             Arc::clone(&map),
             Arc::clone(&files),
@@ -271,6 +287,17 @@ impl Engine {
     /// What happened so far.
     pub fn stats(&self) -> Stats {
         self.shared.home().made().map(|r| r.stats()).unwrap_or_default()
+    }
+
+    /// Dense weights that were read so far, and the time that took.
+    pub fn dense_read(&self) -> Busy {
+        *self.shared.dense.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Bytes a second that the disk showed at start; `None` where that was not
+    /// measured, or is not yet.
+    pub fn disk_bandwidth(&self) -> Option<u64> {
+        self.shared.files.tuned().map(|options| options.bandwidth)
     }
 
     /// Why a load or a decode failed, if it was this engine's doing; clears

@@ -5,7 +5,8 @@
 //! context, cannot load a model without allocating it and cannot keep
 //! llama.cpp from reading the whole file at start. PinScope needs all four.
 //!
-//! Unsafe code lives in `model`, `context`, `lora`, `measure`, `sampler`, `log` and `wrap`.
+//! Unsafe code lives in `model`, `context`, `lora`, `measure`, `sampler`, `skeleton`,
+//! `log` and `wrap`.
 
 mod chat;
 mod context;
@@ -14,6 +15,7 @@ mod lora;
 mod measure;
 mod model;
 mod sampler;
+mod skeleton;
 mod tensor;
 pub mod wrap;
 
@@ -21,9 +23,10 @@ pub use chat::ChatMessage;
 pub use context::{Context, ContextOptions, Logits};
 pub use log::{init, last_errors};
 pub use lora::Lora;
-pub use measure::{measure_context, ContextCost};
+pub use measure::ContextCost;
 pub use model::{Model, ModelOptions};
 pub use sampler::{Sampler, SamplerOptions};
+pub use skeleton::Skeleton;
 pub use tensor::{TensorObserver, TensorView};
 
 use std::path::PathBuf;

@@ -1,9 +1,8 @@
 //! What a context costs, before anything is allocated.
 
 use crate::context::{create, params};
-use crate::{log, ContextOptions, HostError, Model, ModelOptions};
+use crate::{log, ContextOptions, HostError, Model};
 use llama_cpp_sys_2 as sys;
-use std::path::Path;
 
 /// Bytes that a context allocates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -16,19 +15,10 @@ pub struct ContextCost {
     pub output: u64,
 }
 
-/// Measures what a context for the model in `path` would allocate. Reads the
-/// header; allocates neither weights, nor KV cache, nor compute buffers.
-///
-/// # Errors
-/// Those of [`Model::load`] and of making a context.
-pub fn measure_context(path: &Path, o: &ContextOptions) -> Result<ContextCost, HostError> {
-    let options = ModelOptions { no_alloc: true, ..ModelOptions::default() };
-    Model::load(path, options)?.measure(o)
-}
-
 impl Model {
-    /// As [`measure_context`], for a model loaded with
-    /// [`ModelOptions::no_alloc`].
+    /// Measures what a context for this model, loaded with
+    /// [`ModelOptions::no_alloc`](crate::ModelOptions::no_alloc), would
+    /// allocate; allocates neither KV cache nor compute buffers.
     ///
     /// llama.cpp has this as a C++ function only (`llama_get_memory_breakdown`),
     /// but it logs every size, so the log is read. The wording is safe to rely

@@ -84,6 +84,16 @@ impl Model {
     /// [`HostError::Load`] for a file that is missing, unreadable, not a GGUF
     /// or refused by llama.cpp; [`HostError::Cancelled`] if `progress` said so.
     pub fn load(path: &Path, options: ModelOptions) -> Result<Model, HostError> {
+        Self::load_with(path, options, std::ptr::null())
+    }
+
+    /// The same with `overrides` of metadata, a list that ends with an empty
+    /// key, or null.
+    pub(crate) fn load_with(
+        path: &Path,
+        options: ModelOptions,
+        overrides: *const sys::llama_model_kv_override,
+    ) -> Result<Model, HostError> {
         crate::init();
         let load_error = |reason: String| HostError::Load { path: path.to_owned(), reason };
         check_is_gguf(path).map_err(load_error)?;
@@ -96,6 +106,7 @@ impl Model {
         params.use_extra_bufts = options.repack;
         params.vocab_only = options.vocab_only;
         params.no_alloc = options.no_alloc;
+        params.kv_overrides = overrides;
         // llama.cpp asserts that a model without allocations is not mapped.
         params.load_mode = if options.use_mmap && !options.no_alloc {
             sys::LLAMA_LOAD_MODE_MMAP

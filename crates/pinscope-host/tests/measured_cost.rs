@@ -1,7 +1,7 @@
 //! What a context is measured to cost against what it takes. The memory of the
 //! process is compared, so this is the only test in its process.
 
-use pinscope_host::{measure_context, Context, ContextOptions, Logits, Model, ModelOptions};
+use pinscope_host::{Context, ContextOptions, Logits, Model, ModelOptions, Skeleton};
 use pinscope_models::synth::{self, Shape};
 
 #[test]
@@ -18,7 +18,8 @@ fn the_measured_cost_is_what_a_real_context_takes() {
     context.decode(&[1; 512], 0, Logits::All).unwrap();
     let real = data_bytes() - before;
 
-    let cost = measure_context(&path, &options()).unwrap();
+    let skeleton = Skeleton::load(&path).unwrap();
+    let cost = skeleton.model.measure(&options()).unwrap();
     let measured = cost.kv + cost.compute + cost.output;
     assert!(measured > 64 << 20, "{measured} is too little to compare");
     // Besides its buffers a context has tables for graphs: 25 MB of addresses.
@@ -26,7 +27,7 @@ fn the_measured_cost_is_what_a_real_context_takes() {
     assert!(tables < 32 << 20, "{cost:?}: {measured} and {real}");
 
     let one_row = ContextOptions { max_outputs: 1, ..options() };
-    let less = measure_context(&path, &one_row).unwrap();
+    let less = skeleton.model.measure(&one_row).unwrap();
     assert_eq!((less.kv, less.output), (cost.kv, model.n_vocab() as u64 * 4));
     assert!(less.compute <= cost.compute);
 }

@@ -5,6 +5,7 @@ use serde::Serialize;
 
 use super::efficiency::Efficiency;
 use super::Entry;
+use crate::engine::Start;
 use crate::launch::{Outcome, Window};
 
 /// Figures of one run, or the medians of several.
@@ -35,6 +36,8 @@ pub struct Figures {
     /// Hits and misses as decoding went on.
     pub windows: Vec<Window>,
     pub load_seconds: f64,
+    /// What `load_seconds` went to, in the first run.
+    pub start: Option<Start>,
     pub peak_bytes: u64,
     /// Why the kernel neither limited nor counted this run's page cache.
     pub no_cgroup: Option<String>,
@@ -64,6 +67,7 @@ impl Figures {
             repins: report.repins,
             windows: report.windows.clone(),
             load_seconds: report.load_seconds,
+            start: report.start,
             peak_bytes: outcome.peak_bytes,
             no_cgroup: outcome.no_cgroup.clone(),
             sha256_logits: report.sha256_logits.clone(),
@@ -145,6 +149,7 @@ mod tests {
             repins: 0,
             windows: Vec::new(),
             load_seconds: 0.0,
+            start: None,
             peak_bytes: 7,
             no_cgroup: None,
             sha256_logits: None,

@@ -6,15 +6,14 @@ use std::io::{self, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pinscope::arena::Arena;
 use pinscope::map::ModelFile;
 use pinscope::reader::{
-    open_reader, ModelFiles, ReadClass, ReadError, ReadRequest, Reader, ReaderKind, ReaderOptions,
-    ALIGN,
+    open_reader, ModelFiles, Places, ReadClass, ReadError, ReadRequest, Reader, ReaderKind,
+    ReaderOptions,
 };
 use serde::Serialize;
 
@@ -74,7 +73,8 @@ impl Disk {
 /// # Errors
 /// A file that cannot be read, in words for the user.
 pub fn measure(files: &[ModelFile], run: usize) -> Result<Disk, String> {
-    let places = Places::new(files, run)?;
+    let places = Places::new(files.iter().map(|f| f.len), run.min(ARENA / 4))
+        .ok_or("the file is too small to measure anything")?;
     let arena = Arc::new(Arena::new(ARENA).map_err(text)?);
     let opened = Arc::new(ModelFiles::open(files).map_err(text)?);
     let plain = open_plain(files).map_err(text)?;
@@ -92,7 +92,7 @@ pub fn measure(files: &[ModelFile], run: usize) -> Result<Disk, String> {
         let files = Arc::clone(&opened);
         let (mut reader, why) =
             open_reader(files, Arc::clone(&arena), ReaderKind::Auto, options).map_err(text)?;
-        let slots = (ARENA / places.run).min(2 * depth * chunk / places.run + 2);
+        let slots = (ARENA / places.run()).min(2 * depth * chunk / places.run() + 2);
         let rate = through_reader(reader.as_mut(), &places, &plain, slots, time).map_err(text)?;
         (name, notes) = (reader.name(), why);
         if time == TIME {
@@ -125,13 +125,13 @@ fn through_reader(
         while start.elapsed() < time {
             let Some(slot) = free.pop() else { break };
             let (file, offset) = places.next();
-            forget(&plain[usize::from(file)], offset, places.run);
+            forget(&plain[usize::from(file)], offset, places.run());
             reader.submit(ReadRequest {
                 tag: slot as u64,
                 file,
                 offset,
-                len: places.run,
-                dest: slot * places.run,
+                len: places.run(),
+                dest: slot * places.run(),
                 class: ReadClass::Demand,
             })?;
         }
@@ -142,7 +142,7 @@ fn through_reader(
         reader.reap(&mut done, true)?;
         for read in done.drain(..) {
             read.result?;
-            bytes += places.run;
+            bytes += places.run();
             free.push(read.tag as usize);
         }
     }
@@ -162,13 +162,13 @@ fn through_page_cache(
         while start.elapsed() < TIME {
             let (file, offset) = places.next();
             let file = &files[usize::from(file)];
-            forget(file, offset, places.run);
-            for at in (0..places.run).step_by(chunk) {
-                let piece = &mut buffer[..chunk.min(places.run - at)];
+            forget(file, offset, places.run());
+            for at in (0..places.run()).step_by(chunk) {
+                let piece = &mut buffer[..chunk.min(places.run() - at)];
                 file.read_exact_at(piece, offset + at as u64)?;
             }
-            forget(file, offset, places.run);
-            bytes += places.run;
+            forget(file, offset, places.run());
+            bytes += places.run();
         }
         Ok(bytes)
     };
@@ -255,72 +255,9 @@ pub fn temporary() -> io::Result<(File, ModelFile, PathBuf)> {
     Ok((file, ModelFile { path, len: TEMPORARY, header_len: 0 }, folder))
 }
 
-/// Places to read at, never the same twice for as long as the files allow.
-struct Places {
-    /// Number and length of each file that is long enough, bytes.
-    files: Vec<(u16, u64)>,
-    /// Bytes at each place, whole pages.
-    run: usize,
-    next: AtomicU64,
-}
-
-impl Places {
-    fn new(files: &[ModelFile], run: usize) -> Result<Places, String> {
-        let longest = files.iter().map(|f| f.len).max().unwrap_or(0);
-        let run = run.min(ARENA / 4).min(usize::try_from(longest).unwrap_or(usize::MAX));
-        let run = run / ALIGN * ALIGN;
-        if run == 0 {
-            return Err("the file is too small to measure anything".into());
-        }
-        let lens = (0u16..).zip(files).map(|(number, file)| (number, file.len));
-        let files = lens.filter(|(_, len)| *len >= run as u64).collect();
-        Ok(Places { files, run, next: AtomicU64::new(0) })
-    }
-
-    /// The next file and offset: steps of the golden ratio spread evenly over
-    /// everything and do not come back.
-    fn next(&self) -> (u16, u64) {
-        const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
-        let at = self.next.fetch_add(1, Ordering::Relaxed).wrapping_mul(GOLDEN);
-        let total: u64 = self.files.iter().map(|(_, len)| len).sum();
-        let mut at = ((u128::from(at) * u128::from(total)) >> 64) as u64;
-        let (mut file, mut len) = self.files[0];
-        for &(next, its_len) in &self.files {
-            (file, len) = (next, its_len);
-            if at < len {
-                break;
-            }
-            at -= len;
-        }
-        let last = (len - self.run as u64) / ALIGN as u64;
-        (file, (at / ALIGN as u64).min(last) * ALIGN as u64)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn file(len: u64) -> ModelFile {
-        ModelFile { path: "m".into(), len, header_len: 0 }
-    }
-
-    #[test]
-    fn places_are_whole_pages_inside_all_files_that_are_long_enough() {
-        let files = [file(100 * 4096 + 7), file(5000), file(50 * 4096)];
-        let places = Places::new(&files, 10_000).unwrap();
-        assert_eq!(places.run, 8192);
-        let mut count = [0; 3];
-        for _ in 0..300 {
-            let (number, offset) = places.next();
-            count[usize::from(number)] += 1;
-            assert_eq!(offset % 4096, 0);
-            assert!(offset + 8192 <= files[usize::from(number)].len);
-        }
-        assert_eq!(count[1], 0);
-        assert!((190..=210).contains(&count[0]), "{count:?}");
-        assert!(Places::new(&[file(100)], 10_000).is_err());
-    }
 
     #[test]
     fn the_lines_of_the_right_mapping_are_found() {

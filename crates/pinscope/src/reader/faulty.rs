@@ -7,7 +7,7 @@ use std::io;
 use std::ops::Range;
 use std::path::PathBuf;
 
-use super::{ReadDone, ReadError, ReadRequest, Reader};
+use super::{Busy, ReadDone, ReadError, ReadRequest, Reader};
 use crate::splitmix::SplitMix64;
 
 /// What goes wrong, and how often. Probabilities are for each completion.
@@ -158,6 +158,10 @@ impl Reader for FaultyReader {
 
     fn forget(&mut self, range: Range<usize>) {
         self.inner.forget(range);
+    }
+
+    fn busy(&self) -> Busy {
+        self.inner.busy()
     }
 
     fn outstanding(&self) -> usize {

@@ -5,9 +5,9 @@ use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
-use super::{ReadError, ALIGN};
+use super::{ReadError, ReaderOptions, ALIGN};
 use crate::arena::Arena;
 use crate::map::ModelFile;
 
@@ -20,6 +20,8 @@ const THREADS: usize = 4;
 pub struct ModelFiles {
     files: Vec<OpenFile>,
     notes: Vec<String>,
+    /// How they are best read, once that was measured.
+    tuned: OnceLock<ReaderOptions>,
 }
 
 #[derive(Debug)]
@@ -56,7 +58,11 @@ impl ModelFiles {
     }
 
     fn open_with(files: &[ModelFile], direct: bool) -> Result<ModelFiles, ReadError> {
-        let mut opened = ModelFiles { files: Vec::with_capacity(files.len()), notes: Vec::new() };
+        let mut opened = ModelFiles {
+            files: Vec::with_capacity(files.len()),
+            notes: Vec::new(),
+            tuned: OnceLock::new(),
+        };
         for ModelFile { path, len, .. } in files {
             let f = OpenFile::open(path, direct)
                 .map_err(|source| ReadError::Open { path: path.clone(), source })?;
@@ -83,6 +89,22 @@ impl ModelFiles {
     /// What the user should know about these files.
     pub fn notes(&self) -> &[String] {
         &self.notes
+    }
+
+    /// What was measured to suit these files, with the bandwidth that their
+    /// device showed; see [`super::tune_ahead`].
+    pub fn tuned(&self) -> Option<ReaderOptions> {
+        self.tuned.get().copied()
+    }
+
+    /// Tells readers of these files what suits them; the first word counts.
+    pub(super) fn set_tuned(&self, options: ReaderOptions) {
+        let _ = self.tuned.set(options);
+    }
+
+    /// Lengths of all files, bytes.
+    pub(super) fn lens(&self) -> impl Iterator<Item = u64> + '_ {
+        self.files.iter().map(|f| f.stamp.size)
     }
 
     /// Length of file `file`, bytes, if there is such a file.

@@ -8,8 +8,11 @@
 mod error;
 pub mod faulty;
 mod file;
+mod pace;
+mod places;
 mod pread;
 mod queue;
+mod tune;
 mod uring;
 
 use std::ops::Range;
@@ -19,6 +22,8 @@ use crate::arena::Arena;
 
 pub use error::ReadError;
 pub use file::ModelFiles;
+pub use places::Places;
+pub use tune::{tune, tune_ahead};
 
 /// Unit of reading: file offsets, arena offsets and lengths given to the
 /// kernel are multiples of it.
@@ -64,6 +69,32 @@ pub struct ReadDone {
     pub result: Result<(), ReadError>,
 }
 
+/// What the device did so far.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Busy {
+    /// Bytes read.
+    pub bytes: u64,
+    /// Time in which at least one read was in flight, nanoseconds. Times of
+    /// which it was not seen when they ended count neither here nor in
+    /// `bytes`.
+    pub nanoseconds: u64,
+}
+
+impl Busy {
+    /// Bytes a second while busy; `None` before anything was measured.
+    pub fn bandwidth(&self) -> Option<f64> {
+        (self.nanoseconds > 0).then(|| self.bytes as f64 * 1e9 / self.nanoseconds as f64)
+    }
+
+    /// What happened since `earlier`.
+    pub fn since(&self, earlier: &Self) -> Self {
+        Busy {
+            bytes: self.bytes - earlier.bytes,
+            nanoseconds: self.nanoseconds - earlier.nanoseconds,
+        }
+    }
+}
+
 /// Reads model files into an arena, most urgent first.
 pub trait Reader: Send {
     /// Queues a request. Demand goes before every queued prefetch, and in the
@@ -101,6 +132,9 @@ pub trait Reader: Send {
     /// nothing.
     fn forget(&mut self, _range: Range<usize>) {}
 
+    /// How much was read since the start and how long that took; cheap.
+    fn busy(&self) -> Busy;
+
     /// Requests submitted and not yet given back.
     fn outstanding(&self) -> usize;
 
@@ -124,18 +158,19 @@ pub enum ReaderKind {
 pub struct ReaderOptions {
     /// Bytes of one read of the kernel; a multiple of [`ALIGN`].
     pub chunk: usize,
-    /// Reads that the kernel has at once (io_uring).
+    /// Demand reads that the kernel has at once (io_uring).
     pub depth: usize,
-    /// How many of them may be prefetches, so that demand waits little.
-    pub prefetch_depth: usize,
     /// Threads of the pread pool.
     pub threads: usize,
+    /// Bytes a second that the device is thought to read until it has shown
+    /// what it does; prefetches in flight depend on it.
+    pub bandwidth: u64,
 }
 
 impl Default for ReaderOptions {
     fn default() -> Self {
         // Larger reads are no faster, smaller ones cost more CPU.
-        ReaderOptions { chunk: 1 << 20, depth: 16, prefetch_depth: 4, threads: 4 }
+        ReaderOptions { chunk: 1 << 20, depth: 16, threads: 4, bandwidth: 1_000_000_000 }
     }
 }
 
@@ -143,7 +178,8 @@ impl Default for ReaderOptions {
 /// sentence each, empty when everything is as it should be.
 pub type ReaderNotes = Vec<String>;
 
-/// Opens a reader of `files` into `arena`.
+/// Opens a reader of `files` into `arena`. When [`tune_ahead`] has found out
+/// what suits these files, the reader goes on with that instead of `options`.
 ///
 /// # Errors
 /// [`ReadError::Unavailable`] if the kind asked for does not work here; `Auto`

@@ -3,9 +3,12 @@
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use super::queue::{Finished, WorkQueue};
-use super::{check_request, ModelFiles, ReadDone, ReadError, ReadRequest, Reader, ReaderOptions};
+use super::{
+    check_request, Busy, ModelFiles, ReadDone, ReadError, ReadRequest, Reader, ReaderOptions,
+};
 use crate::arena::Arena;
 
 const NAME: &str = "pread";
@@ -15,6 +18,8 @@ pub(super) struct PreadReader {
     shared: Arc<Shared>,
     /// Submitted, but not yet visible to the threads.
     staged: Vec<ReadRequest>,
+    /// Room to take over what is finished.
+    taken: Vec<Finished>,
     outstanding: usize,
     threads: Vec<JoinHandle<()>>,
 }
@@ -32,6 +37,10 @@ struct Shared {
 struct State {
     queue: WorkQueue,
     finished: Vec<Finished>,
+    /// Threads without work, and whether the caller waits: waking somebody up
+    /// costs a system call even if nobody sleeps.
+    idle: usize,
+    waits: bool,
     stop: bool,
 }
 
@@ -43,20 +52,28 @@ impl PreadReader {
     ) -> Result<Self, ReadError> {
         let threads = options.threads.max(1);
         // One thread at least stays free for demand.
-        let queue = WorkQueue::new(ReaderOptions {
-            depth: threads,
-            prefetch_depth: options.prefetch_depth.min(threads - 1).max(1),
-            ..options
-        });
+        let options = ReaderOptions { depth: threads, ..options };
+        let queue = WorkQueue::new(options, threads - 1, threads);
         let shared = Arc::new(Shared {
             files,
             arena,
-            state: Mutex::new(State { queue, finished: Vec::new(), stop: false }),
+            state: Mutex::new(State {
+                queue,
+                finished: Vec::new(),
+                idle: 0,
+                waits: false,
+                stop: false,
+            }),
             work: Condvar::new(),
             over: Condvar::new(),
         });
-        let mut reader =
-            PreadReader { shared, staged: Vec::new(), outstanding: 0, threads: Vec::new() };
+        let mut reader = PreadReader {
+            shared,
+            staged: Vec::new(),
+            taken: Vec::new(),
+            outstanding: 0,
+            threads: Vec::new(),
+        };
         for i in 0..threads {
             let shared = reader.shared.clone();
             let spawned = std::thread::Builder::new()
@@ -77,18 +94,17 @@ impl PreadReader {
         Ok(reader)
     }
 
-    /// Locks the state, with everything submitted in the queue.
-    fn admit(&mut self) -> MutexGuard<'_, State> {
+    /// Lets the threads see what was submitted, and `change` in the queue.
+    fn admit(&mut self, change: impl FnOnce(&mut WorkQueue)) {
         let mut state = self.shared.lock();
         for request in self.staged.drain(..) {
             state.queue.push(request);
         }
-        state
-    }
-
-    fn conclude(&mut self, finished: Vec<Finished>, done: &mut Vec<ReadDone>) {
-        self.outstanding -= finished.len();
-        done.extend(finished.into_iter().map(|f| f.conclude(&self.shared.files)));
+        state.queue.follow(&self.shared.files, |o| o.threads);
+        change(&mut state.queue);
+        if state.idle > 0 {
+            self.shared.work.notify_all();
+        }
     }
 }
 
@@ -102,33 +118,39 @@ impl Reader for PreadReader {
 
     fn kick(&mut self) {
         if !self.staged.is_empty() {
-            drop(self.admit());
-            self.shared.work.notify_all();
+            self.admit(|_| {});
         }
     }
 
     fn reap(&mut self, done: &mut Vec<ReadDone>, block: bool) -> Result<(), ReadError> {
         self.kick();
-        let finished = {
-            let mut state = self.shared.lock();
-            while block && self.outstanding > 0 && state.finished.is_empty() {
-                state = self.shared.over.wait(state).unwrap_or_else(PoisonError::into_inner);
-            }
-            std::mem::take(&mut state.finished)
-        };
-        self.conclude(finished, done);
+        let mut state = self.shared.lock();
+        while block && self.outstanding > 0 && state.finished.is_empty() {
+            state.waits = true;
+            state = self.shared.over.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        state.waits = false;
+        std::mem::swap(&mut state.finished, &mut self.taken);
+        drop(state);
+        self.outstanding -= self.taken.len();
+        done.extend(self.taken.drain(..).map(|f| f.conclude(&self.shared.files)));
         Ok(())
     }
 
     fn cancel_queued_prefetches(&mut self, done: &mut Vec<ReadDone>) {
-        let finished = self.admit().queue.cancel_prefetches();
-        self.shared.work.notify_all();
-        self.conclude(finished, done);
+        let mut taken = std::mem::take(&mut self.taken);
+        self.admit(|queue| queue.cancel_prefetches(|finished| taken.push(finished)));
+        self.outstanding -= taken.len();
+        done.extend(taken.drain(..).map(|f| f.conclude(&self.shared.files)));
+        self.taken = taken;
     }
 
     fn promote(&mut self, tag: u64) {
-        self.admit().queue.promote(tag);
-        self.shared.work.notify_all();
+        self.admit(|queue| queue.promote(tag));
+    }
+
+    fn busy(&self) -> Busy {
+        self.shared.lock().queue.busy()
     }
 
     fn outstanding(&self) -> usize {
@@ -159,19 +181,30 @@ impl Shared {
     /// One thread of the pool.
     fn serve(&self) {
         let mut state = self.lock();
+        // The caller is woken up when the lock is free for it.
+        let mut wake = false;
         while !state.stop {
-            let Some(chunk) = state.queue.pop() else {
+            let next = state.queue.pop(Instant::now());
+            let Some(chunk) = next else {
+                if std::mem::take(&mut wake) {
+                    self.over.notify_one();
+                }
+                state.idle += 1;
                 state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+                state.idle -= 1;
                 continue;
             };
             drop(state);
+            if std::mem::take(&mut wake) {
+                self.over.notify_one();
+            }
             let result =
                 self.files.read_pages(chunk.file, chunk.offset, &self.arena, chunk.dest, chunk.len);
+            let now = Instant::now();
             state = self.lock();
-            let finished = state.queue.finish(chunk, result, &self.files);
-            if let Some(finished) = finished {
+            if let Some(finished) = state.queue.finish(chunk, result, (now, true), &self.files) {
                 state.finished.push(finished);
-                self.over.notify_all();
+                wake = std::mem::take(&mut state.waits);
             }
         }
     }

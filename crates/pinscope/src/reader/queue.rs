@@ -1,15 +1,23 @@
 //! What is still to be read, for every kind of reader: requests cut into
 //! chunks, demand before prefetch, and the book-keeping that ends a request
 //! only when all of its chunks are back.
+//!
+//! Requests are cut when their turn comes, so that the size of a chunk can
+//! follow the device. Nothing is allocated once as many requests were
+//! outstanding as ever will be.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::io;
+use std::time::Instant;
 
-use super::{ModelFiles, ReadClass, ReadDone, ReadError, ReadRequest, ReaderOptions, ALIGN};
+use super::pace::Pace;
+use super::{Busy, ModelFiles, ReadClass, ReadDone, ReadError, ReadRequest, ReaderOptions, ALIGN};
 use crate::arena::REGISTER_UNIT;
 
 /// Times a chunk is tried again after `EINTR` or `EAGAIN`.
 const RETRIES: u32 = 1000;
+/// Outstanding requests that there is room for from the start.
+const ROOM: usize = 1024;
 
 /// Some whole pages of one request, inside one [`REGISTER_UNIT`] of the arena.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,7 +30,7 @@ pub(super) struct Chunk {
     pub len: usize,
     /// Bytes that must come; less than `len` only in the last page.
     want: usize,
-    request: u64,
+    request: u32,
     /// As what it was handed out.
     class: ReadClass,
     retries: u32,
@@ -54,7 +62,10 @@ impl Finished {
 #[derive(Debug)]
 struct Pending {
     request: ReadRequest,
-    /// Chunks queued or handed out.
+    /// Where the next chunk goes in the arena; at the request's end when all
+    /// are cut.
+    next: usize,
+    /// Chunks cut and not over.
     chunks: usize,
     error: Option<ReadError>,
 }
@@ -62,91 +73,159 @@ struct Pending {
 /// See the module.
 #[derive(Debug)]
 pub(super) struct WorkQueue {
-    options: ReaderOptions,
-    pending: HashMap<u64, Pending>,
-    next_id: u64,
-    demand: VecDeque<Chunk>,
-    prefetch: VecDeque<Chunk>,
+    chunk: usize,
+    depth: usize,
+    /// The largest depth that there may ever be.
+    most: usize,
+    tuned: bool,
+    /// Prefetch chunks that may be handed out at once.
+    prefetch_lanes: usize,
+    pace: Pace,
+    pending: Vec<Option<Pending>>,
+    free: Vec<u32>,
+    /// Requests that are not cut to their end.
+    demand: VecDeque<u32>,
+    prefetch: VecDeque<u32>,
+    /// Chunks to be read once more, or the rest of them.
+    again: Vec<Chunk>,
     in_flight: usize,
     prefetch_in_flight: usize,
 }
 
 impl WorkQueue {
-    pub fn new(options: ReaderOptions) -> Self {
-        let chunk = options.chunk.next_multiple_of(ALIGN).max(ALIGN);
+    /// A queue that hands out `options.depth` demand chunks at once, whatever
+    /// is in flight of prefetches, and of those at most `prefetch_lanes`, as
+    /// long as no more than `options.depth` chunks are in flight.
+    /// Neither number will ever be above `most`.
+    pub fn new(options: ReaderOptions, prefetch_lanes: usize, most: usize) -> Self {
         WorkQueue {
-            options: ReaderOptions {
-                chunk,
-                depth: options.depth.max(1),
-                prefetch_depth: options.prefetch_depth.max(1),
-                ..options
-            },
-            pending: HashMap::new(),
-            next_id: 0,
-            demand: VecDeque::new(),
-            prefetch: VecDeque::new(),
+            chunk: whole_pages(options.chunk),
+            depth: options.depth.clamp(1, most),
+            most,
+            tuned: false,
+            prefetch_lanes: prefetch_lanes.clamp(1, most),
+            pace: Pace::new(options.bandwidth),
+            pending: Vec::with_capacity(ROOM),
+            free: Vec::with_capacity(ROOM),
+            demand: VecDeque::with_capacity(ROOM),
+            prefetch: VecDeque::with_capacity(ROOM),
+            again: Vec::new(),
             in_flight: 0,
             prefetch_in_flight: 0,
         }
     }
 
+    /// Goes on with what was measured to suit the files, once that is known;
+    /// `depth_of` says how many chunks at once it means.
+    pub fn follow(&mut self, files: &ModelFiles, depth_of: fn(&ReaderOptions) -> usize) {
+        if self.tuned {
+            return;
+        }
+        if let Some(options) = files.tuned() {
+            self.tuned = true;
+            self.chunk = whole_pages(options.chunk);
+            self.depth = depth_of(&options).clamp(1, self.most);
+            self.pace.expect(options.bandwidth);
+        }
+    }
+
     /// Queues a request that was checked.
     pub fn push(&mut self, request: ReadRequest) {
-        let id = self.next_id;
-        self.next_id += 1;
-        let skew = request.dest % ALIGN;
-        let mut dest = request.dest - skew;
-        let mut offset = request.offset - skew as u64;
-        let wanted_end = request.dest + request.len;
-        let end = wanted_end.next_multiple_of(ALIGN);
-        let mut chunks = 0;
-        while dest < end {
-            let unit_end = (dest / REGISTER_UNIT + 1) * REGISTER_UNIT;
-            let len = self.options.chunk.min(end - dest).min(unit_end - dest);
-            self.queue(request.class).push_back(Chunk {
-                file: request.file,
-                offset,
-                dest,
-                len,
-                want: len.min(wanted_end - dest),
-                request: id,
-                class: request.class,
-                retries: 0,
-            });
-            chunks += 1;
-            dest += len;
-            offset += len as u64;
-        }
-        self.pending.insert(id, Pending { request, chunks, error: None });
+        let next = request.dest - request.dest % ALIGN;
+        let pending = Some(Pending { request, next, chunks: 0, error: None });
+        let id = match self.free.pop() {
+            Some(id) => {
+                self.pending[id as usize] = pending;
+                id
+            }
+            None => {
+                self.pending.push(pending);
+                (self.pending.len() - 1) as u32
+            }
+        };
+        self.queue(request.class).push_back(id);
     }
 
     /// The next chunk to read, if one may be read now.
-    pub fn pop(&mut self) -> Option<Chunk> {
-        if self.in_flight >= self.options.depth {
-            return None;
-        }
-        let chunk = match self.demand.pop_front() {
-            Some(chunk) => chunk,
-            None if self.prefetch_in_flight >= self.options.prefetch_depth => return None,
-            None => self.prefetch.pop_front()?,
-        };
+    pub fn pop(&mut self, now: Instant) -> Option<Chunk> {
+        let chunk = self.next_chunk()?;
         self.in_flight += 1;
         self.prefetch_in_flight += (chunk.class == ReadClass::Prefetch) as usize;
+        self.pace.handed(now, chunk.len, chunk.class);
         Some(chunk)
+    }
+
+    fn next_chunk(&mut self) -> Option<Chunk> {
+        if self.in_flight - self.prefetch_in_flight < self.depth {
+            if let Some(chunk) = self.repeat(ReadClass::Demand) {
+                return Some(chunk);
+            }
+            if let Some(&id) = self.demand.front() {
+                return self.cut(id, self.chunk);
+            }
+        }
+        if self.in_flight >= self.depth || self.prefetch_in_flight >= self.prefetch_lanes {
+            return None;
+        }
+        let most = match self.pace.prefetch_room(self.chunk) {
+            0 => return None,
+            most => most,
+        };
+        if let Some(chunk) = self.repeat(ReadClass::Prefetch) {
+            return Some(chunk);
+        }
+        let &id = self.prefetch.front()?;
+        self.cut(id, most)
+    }
+
+    fn repeat(&mut self, class: ReadClass) -> Option<Chunk> {
+        let at = self.again.iter().position(|c| c.class == class)?;
+        Some(self.again.swap_remove(at))
+    }
+
+    /// Cuts at most `most` bytes from a request at the front of its queue.
+    fn cut(&mut self, id: u32, most: usize) -> Option<Chunk> {
+        let pending = self.pending[id as usize].as_mut()?;
+        let request = pending.request;
+        let wanted_end = request.dest + request.len;
+        let end = wanted_end.next_multiple_of(ALIGN);
+        let dest = pending.next;
+        let unit_end = (dest / REGISTER_UNIT + 1) * REGISTER_UNIT;
+        let len = most.min(end - dest).min(unit_end - dest);
+        pending.next += len;
+        pending.chunks += 1;
+        if pending.next == end {
+            self.queue(request.class).pop_front();
+        }
+        Some(Chunk {
+            file: request.file,
+            // `offset` and `dest` of a request agree modulo a page.
+            offset: request.offset - (request.dest % ALIGN) as u64
+                + (dest - request.dest / ALIGN * ALIGN) as u64,
+            dest,
+            len,
+            want: len.min(wanted_end - dest),
+            request: id,
+            class: request.class,
+            retries: 0,
+        })
     }
 
     /// Takes back a chunk handed out by [`WorkQueue::pop`] with the number of
     /// bytes read. Returns its request when this was the last chunk of it.
+    /// `seen`: see [`Pace::back`].
     pub fn finish(
         &mut self,
         chunk: Chunk,
         result: io::Result<usize>,
+        (now, seen): (Instant, bool),
         files: &ModelFiles,
     ) -> Option<Finished> {
         self.in_flight -= 1;
         self.prefetch_in_flight -= (chunk.class == ReadClass::Prefetch) as usize;
-        let pending = self.pending.get_mut(&chunk.request)?;
-        let class = pending.request.class;
+        let got = result.as_ref().map_or(0, |&got| got);
+        self.pace.back(now, chunk.len, got, chunk.class, seen);
+        let pending = self.pending[chunk.request as usize].as_mut()?;
         let rest = match result {
             Ok(got) if got >= chunk.want => None,
             Ok(got) if got >= ALIGN => Some(chunk.after(got / ALIGN * ALIGN)),
@@ -163,36 +242,46 @@ impl WorkQueue {
                 None
             }
         };
-        let failed = pending.error.is_some();
-        match rest {
-            Some(rest) if !failed => {
-                self.queue(class).push_front(Chunk { class, ..rest });
+        let class = pending.request.class;
+        if pending.error.is_none() {
+            if let Some(rest) = rest {
+                self.again.push(Chunk { class, ..rest });
                 return None;
             }
-            _ => pending.chunks -= 1,
         }
-        if failed {
-            let queue = self.queue(class);
-            let before = queue.len();
-            queue.retain(|c| c.request != chunk.request);
-            let dropped = before - queue.len();
-            self.pending.get_mut(&chunk.request)?.chunks -= dropped;
+        pending.chunks -= 1;
+        if pending.error.is_some() {
+            self.abandon(chunk.request);
         }
         self.take_if_over(chunk.request)
     }
 
-    /// Drops every queued prefetch chunk; requests that had nothing in flight
-    /// are over.
-    pub fn cancel_prefetches(&mut self) -> Vec<Finished> {
-        let mut over = Vec::new();
-        for chunk in std::mem::take(&mut self.prefetch) {
-            if let Some(pending) = self.pending.get_mut(&chunk.request) {
-                pending.chunks -= 1;
+    /// Nothing more of a request that failed is read.
+    fn abandon(&mut self, id: u32) {
+        let Some(pending) = self.pending[id as usize].as_mut() else { return };
+        let class = pending.request.class;
+        pending.next = pending.end();
+        let before = self.again.len();
+        self.again.retain(|c| c.request != id);
+        pending.chunks -= before - self.again.len();
+        self.queue(class).retain(|&queued| queued != id);
+    }
+
+    /// Drops every prefetch chunk that is not handed out; `over` hears of
+    /// requests that had nothing in flight.
+    pub fn cancel_prefetches(&mut self, mut over: impl FnMut(Finished)) {
+        for id in 0..self.pending.len() {
+            let Some(pending) = &mut self.pending[id] else { continue };
+            let id = id as u32;
+            let waits = pending.next < pending.end() || self.again.iter().any(|c| c.request == id);
+            if pending.request.class == ReadClass::Prefetch && waits {
                 pending.fail(ReadError::Cancelled);
-                over.extend(self.take_if_over(chunk.request));
+                self.abandon(id);
+                if let Some(finished) = self.take_if_over(id) {
+                    over(finished);
+                }
             }
         }
-        over
     }
 
     /// Makes the prefetch `tag` a demand read.
@@ -200,17 +289,25 @@ impl WorkQueue {
         let wanted = |p: &Pending| {
             p.request.tag == tag && p.request.class == ReadClass::Prefetch && p.error.is_none()
         };
-        let Some((&id, pending)) = self.pending.iter_mut().find(|(_, p)| wanted(p)) else {
+        let Some(at) = self.pending.iter().position(|p| p.as_ref().is_some_and(wanted)) else {
             return;
         };
-        pending.request.class = ReadClass::Demand;
-        let demand = &mut self.demand;
-        self.prefetch.retain(|c| {
-            if c.request == id {
-                demand.push_back(Chunk { class: ReadClass::Demand, ..*c });
-            }
-            c.request != id
-        });
+        let id = at as u32;
+        if let Some(pending) = &mut self.pending[at] {
+            pending.request.class = ReadClass::Demand;
+        }
+        for chunk in self.again.iter_mut().filter(|c| c.request == id) {
+            chunk.class = ReadClass::Demand;
+        }
+        if let Some(at) = self.prefetch.iter().position(|&queued| queued == id) {
+            self.prefetch.remove(at);
+            self.demand.push_back(id);
+        }
+    }
+
+    /// Whether there is nothing to hand out.
+    pub fn is_idle(&self) -> bool {
+        self.demand.is_empty() && self.prefetch.is_empty() && self.again.is_empty()
     }
 
     /// Chunks handed out and not yet back.
@@ -218,29 +315,36 @@ impl WorkQueue {
         self.in_flight
     }
 
-    fn queue(&mut self, class: ReadClass) -> &mut VecDeque<Chunk> {
+    /// See [`super::Reader::busy`].
+    pub fn busy(&self) -> Busy {
+        self.pace.busy()
+    }
+
+    fn queue(&mut self, class: ReadClass) -> &mut VecDeque<u32> {
         match class {
             ReadClass::Demand => &mut self.demand,
             ReadClass::Prefetch => &mut self.prefetch,
         }
     }
 
-    fn take_if_over(&mut self, id: u64) -> Option<Finished> {
-        if self.pending.get(&id)?.chunks > 0 {
+    fn take_if_over(&mut self, id: u32) -> Option<Finished> {
+        let slot = &mut self.pending[id as usize];
+        if !slot.as_ref().is_some_and(|p| p.chunks == 0 && p.next == p.end()) {
             return None;
         }
-        let Pending { request, error, .. } = self.pending.remove(&id)?;
-        Some(Finished {
-            tag: request.tag,
-            file: request.file,
-            offset: request.offset,
-            len: request.len,
-            error,
-        })
+        let Pending { request, error, .. } = slot.take()?;
+        self.free.push(id);
+        let ReadRequest { tag, file, offset, len, .. } = request;
+        Some(Finished { tag, file, offset, len, error })
     }
 }
 
 impl Pending {
+    /// One past the last page, in the arena.
+    fn end(&self) -> usize {
+        (self.request.dest + self.request.len).next_multiple_of(ALIGN)
+    }
+
     /// Keeps the first error.
     fn fail(&mut self, error: ReadError) {
         self.error.get_or_insert(error);
@@ -260,96 +364,14 @@ impl Chunk {
     }
 }
 
+fn whole_pages(bytes: usize) -> usize {
+    bytes.next_multiple_of(ALIGN).max(ALIGN)
+}
+
 /// `ECANCELED`: the thread that handed the read to io_uring has ended.
 fn is_transient(e: &io::Error) -> bool {
     matches!(e.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::ECANCELED))
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::map::ModelFile;
-
-    const CHUNK: usize = 4 * ALIGN;
-
-    /// A queue with one demand request of `len` bytes at offset 100, and the
-    /// chunks that it hands out for it.
-    fn started(len: usize) -> (WorkQueue, ModelFiles, Vec<Chunk>) {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        let model = ModelFile { path: file.path().into(), len: 0, header_len: 0 };
-        let files = ModelFiles::open(&[model]).unwrap();
-        let options = ReaderOptions { chunk: CHUNK, depth: 3, prefetch_depth: 1, threads: 1 };
-        let mut queue = WorkQueue::new(options);
-        let class = ReadClass::Demand;
-        queue.push(ReadRequest { tag: 7, file: 0, offset: 100, len, dest: ALIGN + 100, class });
-        let chunks = std::iter::from_fn(|| queue.pop()).collect();
-        (queue, files, chunks)
-    }
-
-    fn os_error(code: i32) -> io::Result<usize> {
-        Err(io::Error::from_raw_os_error(code))
-    }
-
-    #[test]
-    fn a_request_is_cut_into_whole_pages_and_the_last_need_not_be_full() {
-        let (_, _, chunks) = started(2 * CHUNK);
-        let cut: Vec<_> = chunks.iter().map(|c| (c.offset, c.dest, c.len, c.want)).collect();
-        let (c, u) = (CHUNK as u64, ALIGN);
-        let last = (2 * c, u + 2 * CHUNK, ALIGN, 100);
-        assert_eq!(cut, [(0, u, CHUNK, CHUNK), (c, u + CHUNK, CHUNK, CHUNK), last]);
-    }
-
-    #[test]
-    fn a_failed_request_ends_only_when_its_last_chunk_is_back_and_reads_no_more() {
-        let (mut queue, files, chunks) = started(10 * CHUNK);
-        assert_eq!(chunks.len(), 3);
-        assert!(queue.finish(chunks[1], os_error(libc::EIO), &files).is_none());
-        assert_eq!(queue.pop(), None, "a chunk of a failed request was handed out");
-        // A short read of a failed request is not continued either.
-        assert!(queue.finish(chunks[0], Ok(ALIGN), &files).is_none());
-        assert_eq!(queue.pop(), None);
-        let over = queue.finish(chunks[2], Ok(CHUNK), &files).unwrap();
-        assert_eq!(over.tag, 7);
-        assert!(matches!(over.error, Some(ReadError::Io { .. })));
-        assert_eq!(queue.in_flight(), 0);
-    }
-
-    #[test]
-    fn a_short_read_goes_on_where_it_stopped_before_anything_else() {
-        let (mut queue, files, chunks) = started(5 * CHUNK - 100);
-        assert!(queue.finish(chunks[0], Ok(2 * ALIGN + 512), &files).is_none());
-        let rest = queue.pop().unwrap();
-        let at = (2 * ALIGN as u64, ALIGN + 2 * ALIGN, CHUNK - 2 * ALIGN);
-        assert_eq!((rest.offset, rest.dest, rest.len), at);
-        for chunk in [chunks[2], rest, chunks[1]] {
-            assert!(queue.finish(chunk, Ok(chunk.len), &files).is_none());
-        }
-        let last = [queue.pop().unwrap(), queue.pop().unwrap()];
-        assert!(queue.finish(last[0], Ok(CHUNK), &files).is_none());
-        assert!(queue.finish(last[1], Ok(CHUNK), &files).unwrap().error.is_none());
-    }
-
-    #[test]
-    fn interrupted_reads_are_repeated_but_not_for_ever() {
-        for code in [libc::EINTR, libc::EAGAIN, libc::ECANCELED] {
-            let (mut queue, files, chunks) = started(100);
-            let mut chunk = chunks[0];
-            for _ in 0..RETRIES {
-                assert!(queue.finish(chunk, os_error(code), &files).is_none());
-                chunk = queue.pop().unwrap();
-            }
-            let over = queue.finish(chunk, os_error(code), &files).unwrap();
-            assert!(matches!(over.error, Some(ReadError::Io { .. })));
-        }
-    }
-
-    #[test]
-    fn the_last_page_may_end_after_the_wanted_bytes_and_not_before() {
-        let wanted = 100 + 100; // from the start of the page
-        for (got, enough) in [(wanted, true), (ALIGN, true), (wanted - 1, false), (0, false)] {
-            let (mut queue, files, chunks) = started(100);
-            let over = queue.finish(chunks[0], Ok(got), &files).unwrap();
-            assert_eq!(over.error.is_none(), enough, "{got} bytes");
-        }
-    }
-}
+mod tests;

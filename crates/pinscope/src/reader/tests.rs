@@ -75,7 +75,7 @@ fn open(
 /// One read at a time, so that the order of completion is the order of
 /// reading.
 fn serial() -> ReaderOptions {
-    ReaderOptions { chunk: 64 << 10, depth: 1, prefetch_depth: 1, threads: 1 }
+    ReaderOptions { chunk: 64 << 10, depth: 1, threads: 1, ..Default::default() }
 }
 
 /// Requests for `ranges` one behind the other in the arena, tagged by number.
@@ -142,7 +142,7 @@ proptest! {
             for (kind, faulty) in kinds().into_iter().flat_map(|k| [(k, false), (k, true)]) {
                 let arena = arena(12 << 20);
                 let options = ReaderOptions {
-                    chunk: chunk_pages * ALIGN, depth, prefetch_depth: 2, threads: 3,
+                    chunk: chunk_pages * ALIGN, depth, threads: 3, ..Default::default()
                 };
                 let mut reader = open(f.files(), &arena, kind, options);
                 if faulty {

@@ -4,14 +4,19 @@
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Instant;
 
 use io_uring::{opcode, squeue, types, IoUring};
 
 use super::queue::{Chunk, WorkQueue};
-use super::{check_request, ModelFiles, ReadDone, ReadError, ReadRequest, Reader, ReaderOptions};
+use super::{
+    check_request, Busy, ModelFiles, ReadDone, ReadError, ReadRequest, Reader, ReaderOptions,
+};
 use crate::arena::{memlock_limit, Arena, REGISTER_UNIT};
 
 const NAME: &str = "io_uring";
+/// Reads at once, at most: what tuning may find best.
+const DEPTH: usize = 64;
 
 /// See the module.
 pub(super) struct UringReader {
@@ -23,6 +28,8 @@ pub(super) struct UringReader {
     /// What the kernel has, by the number it was given.
     flying: Vec<Option<Chunk>>,
     free: Vec<u32>,
+    /// Over, and not given back yet.
+    early: Vec<ReadDone>,
     outstanding: usize,
 }
 
@@ -41,7 +48,8 @@ impl UringReader {
         options: ReaderOptions,
         notes: &mut Vec<String>,
     ) -> Result<Self, ReadError> {
-        let depth = options.depth.clamp(1, 4096);
+        // Demand finds room beside as many prefetches.
+        let entries = 2 * DEPTH;
         let unavailable = |source: io::Error| {
             ReadError::Unavailable {
             reader: NAME,
@@ -55,7 +63,7 @@ impl UringReader {
             source,
         }
         };
-        let ring = IoUring::new(depth as u32).map_err(unavailable)?;
+        let ring = IoUring::new(entries as u32).map_err(unavailable)?;
         ring.submitter().register_files(&files.fds()).map_err(unavailable)?;
         let units = arena.len().div_ceil(REGISTER_UNIT);
         let table = ring.submitter().register_buffers_sparse(units as u32);
@@ -63,10 +71,11 @@ impl UringReader {
             ring,
             files,
             arena,
-            queue: WorkQueue::new(ReaderOptions { depth, ..options }),
+            queue: WorkQueue::new(options, DEPTH, DEPTH),
             memory: Registered { units: vec![false; units], more: true },
-            flying: vec![None; depth],
-            free: (0..depth as u32).rev().collect(),
+            flying: vec![None; entries],
+            free: (0..entries as u32).rev().collect(),
+            early: Vec::with_capacity(entries),
             outstanding: 0,
         };
         // The first unit now, to learn whether it works at all.
@@ -118,14 +127,18 @@ impl UringReader {
     /// Puts queued chunks into the submission queue, as many as may be in
     /// flight.
     fn fill(&mut self) {
-        while let Some(chunk) = self.queue.pop() {
-            // `pop` hands out at most `depth` chunks: there is a free number.
+        if self.queue.is_idle() {
+            return;
+        }
+        let now = Instant::now();
+        while let Some(chunk) = self.queue.pop(now) {
+            // At most `2 * DEPTH` are handed out: there is a free number.
             let Some(number) = self.free.pop() else { return };
             let entry = self.entry(&chunk).user_data(u64::from(number));
             self.flying[number as usize] = Some(chunk);
             // SAFETY: the target lies inside the arena (`check_request`) and
             // stays mapped until the read is back (`drop`); the file is
-            // registered. The queue has room for `depth` entries.
+            // registered. The queue has room for as many entries.
             let pushed = unsafe { self.ring.submission().push(&entry) };
             debug_assert!(pushed.is_ok());
         }
@@ -146,9 +159,11 @@ impl UringReader {
         }
     }
 
-    /// Takes completions from the ring; true if there were any.
-    fn collect(&mut self, done: &mut Vec<ReadDone>) -> bool {
+    /// Takes completions from the ring; true if there were any. `seen`: the
+    /// first of them is what was waited for.
+    fn collect(&mut self, done: &mut Vec<ReadDone>, seen: bool) -> bool {
         let mut any = false;
+        let mut now = None;
         while let Some(entry) = { self.ring.completion().next() } {
             any = true;
             let number = entry.user_data() as usize;
@@ -158,7 +173,8 @@ impl UringReader {
             self.free.push(number as u32);
             let result = usize::try_from(entry.result())
                 .map_err(|_| io::Error::from_raw_os_error(-entry.result()));
-            if let Some(finished) = self.queue.finish(chunk, result, &self.files) {
+            let now = *now.get_or_insert_with(Instant::now);
+            if let Some(finished) = self.queue.finish(chunk, result, (now, seen), &self.files) {
                 self.outstanding -= 1;
                 done.push(finished.conclude(&self.files));
             }
@@ -176,6 +192,12 @@ impl Reader for UringReader {
     }
 
     fn kick(&mut self) {
+        // What is over makes room, and must not pass for being in flight until
+        // the reads that begin now are over.
+        let mut early = std::mem::take(&mut self.early);
+        self.collect(&mut early, false);
+        self.early = early;
+        self.queue.follow(&self.files, |o| o.depth);
         self.fill();
         // What fails stays in the submission queue; `reap` reports it.
         let _ = self.enter(0);
@@ -184,21 +206,25 @@ impl Reader for UringReader {
     fn reap(&mut self, done: &mut Vec<ReadDone>, block: bool) -> Result<(), ReadError> {
         let broken = |source| ReadError::Broken { reader: NAME, source };
         let before = done.len();
+        done.append(&mut self.early);
+        let mut waited = false;
         loop {
-            self.collect(done);
+            self.collect(done, waited);
             self.fill();
             let wait = block && done.len() == before && self.queue.in_flight() > 0;
             self.enter(wait as usize).map_err(broken)?;
             if !wait {
                 return Ok(());
             }
+            waited = true;
         }
     }
 
     fn cancel_queued_prefetches(&mut self, done: &mut Vec<ReadDone>) {
-        let finished = self.queue.cancel_prefetches();
-        self.outstanding -= finished.len();
-        done.extend(finished.into_iter().map(|f| f.conclude(&self.files)));
+        self.queue.cancel_prefetches(|finished| {
+            self.outstanding -= 1;
+            done.push(finished.conclude(&self.files));
+        });
     }
 
     fn promote(&mut self, tag: u64) {
@@ -222,8 +248,12 @@ impl Reader for UringReader {
         }
     }
 
+    fn busy(&self) -> Busy {
+        self.queue.busy()
+    }
+
     fn outstanding(&self) -> usize {
-        self.outstanding
+        self.outstanding + self.early.len()
     }
 
     fn name(&self) -> &'static str {
@@ -236,7 +266,7 @@ impl Drop for UringReader {
     fn drop(&mut self) {
         let mut done = Vec::new();
         while self.queue.in_flight() > 0 {
-            if !self.collect(&mut done) && self.enter(1).is_err() {
+            if !self.collect(&mut done, false) && self.enter(1).is_err() {
                 // Nothing is known about the reads any more: the memory must
                 // never be used for anything else.
                 std::mem::forget(self.arena.clone());
