@@ -272,6 +272,14 @@ impl Session {
         })
     }
 
+    /// Bytes a second that the disk can give: the most of what it gave at the
+    /// start and, while it was busy, since `earlier`.
+    pub fn disk_rate(&self, earlier: &Stats) -> Option<f64> {
+        let engine = self.engine.as_ref()?;
+        let since = engine.stats().disk.since(&earlier.disk).bandwidth();
+        [engine.disk_rate_at_start(), since].into_iter().flatten().reduce(f64::max)
+    }
+
     /// What the router chose since the last call; `None` when PinScope stepped
     /// aside.
     pub fn take_routing(&self) -> Option<RoutingCounts> {

@@ -88,7 +88,7 @@ fn work(job: &Job) -> Result<Report, String> {
         capped,
         cache,
         prompt_cache,
-        disk_rate: None,
+        disk_rate: at_start.and_then(|earlier| loaded.disk_rate(&earlier)),
         windows,
         repins: loaded.repins(),
         process_peak_bytes: Footprint::now().map_err(text)?.peak,
@@ -168,6 +168,13 @@ impl Loaded {
     fn stats(&self) -> Option<Stats> {
         match self {
             Loaded::Budgeted(session) => session.stats(),
+            Loaded::Plain(_) => None,
+        }
+    }
+
+    fn disk_rate(&self, earlier: &Stats) -> Option<f64> {
+        match self {
+            Loaded::Budgeted(session) => session.disk_rate(earlier),
             Loaded::Plain(_) => None,
         }
     }

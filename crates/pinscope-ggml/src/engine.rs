@@ -289,6 +289,12 @@ impl Engine {
         self.shared.home().made().map(|r| r.stats()).unwrap_or_default()
     }
 
+    /// Bytes a second that the disk gave when it was measured at the start, if
+    /// it was.
+    pub fn disk_rate_at_start(&self) -> Option<f64> {
+        self.shared.files.tuned().map(|options| options.bandwidth as f64)
+    }
+
     /// Dense weights that were read so far, and the time that took.
     pub fn dense_read(&self) -> Busy {
         *self.shared.dense.lock().unwrap_or_else(PoisonError::into_inner)

@@ -256,6 +256,7 @@ impl Residency {
     pub fn stats(&self) -> Stats {
         let mut stats = self.stats;
         [stats.prompt.split, stats.decode.split] = self.clock.splits();
+        stats.disk = self.reader.busy();
         stats
     }
 

@@ -1,5 +1,6 @@
 //! What a residency counts.
 
+use crate::reader::Busy;
 use crate::timeline::Split;
 
 /// Work of one phase, summed up since the start.
@@ -115,4 +116,6 @@ pub struct Stats {
     pub repins: u64,
     /// Bytes of the arena that are given back to the system now.
     pub given_back: u64,
+    /// What the disk did.
+    pub disk: Busy,
 }

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::sync::Mutex;
 
 use super::*;
-use crate::reader::{ReadClass, ReadRequest};
+use crate::reader::{Busy, ReadClass, ReadRequest};
 
 /// Requests by hand: nothing is done before the test says so.
 #[derive(Clone, Default)]
@@ -63,6 +63,10 @@ impl Reader for ByHand {
         found.into_iter().for_each(|r| r.class = ReadClass::Demand);
     }
 
+    fn busy(&self) -> Busy {
+        Busy::default()
+    }
+
     fn outstanding(&self) -> usize {
         let hand = self.0.lock().unwrap();
         hand.queued.len() + hand.due.len()
@@ -102,12 +106,12 @@ fn gate_and_up_are_handed_out_while_down_is_read() {
     let dir = tempfile::tempdir().unwrap();
     let (mut r, reader) = by_hand(dir.path(), 60);
     r.begin(0, 1, &[demand(1), demand(2)]).unwrap();
-    [tag(0, 2, 1), tag(0, 2, 0)].map(|t| reader.land(t));
+    [tag(0, 2, 1), tag(0, 2, 0)].into_iter().for_each(|t| reader.land(t));
     assert_eq!(take(&mut r, true), (Stage::First, vec![2]));
     assert!(r.part_ptr(0, 0, 2).is_some() && r.part_ptr(0, 1, 2).is_some());
     assert!(r.part_ptr(0, 2, 2).is_none(), "down is still being read");
     // The other one comes at once.
-    [tag(0, 1, 2), tag(0, 1, 0), tag(0, 1, 1)].map(|t| reader.land(t));
+    [tag(0, 1, 2), tag(0, 1, 0), tag(0, 1, 1)].into_iter().for_each(|t| reader.land(t));
     assert_eq!(take(&mut r, true), (Stage::Whole, vec![1]));
     r.finish(&[1]).unwrap();
     reader.land(tag(0, 2, 2));
@@ -121,7 +125,7 @@ fn who_wants_no_stages_gets_whole_experts() {
     let dir = tempfile::tempdir().unwrap();
     let (mut r, reader) = by_hand(dir.path(), 60);
     r.begin(0, 1, &[demand(1)]).unwrap();
-    [0, 1].map(|part| reader.land(tag(0, 1, part)));
+    [0, 1].into_iter().for_each(|part| reader.land(tag(0, 1, part)));
     r.collect(false).unwrap();
     reader.land(tag(0, 1, 2));
     assert_eq!(take(&mut r, false), (Stage::Whole, vec![1]));
@@ -134,7 +138,7 @@ fn a_prefetch_becomes_demand_when_it_is_asked_for_and_the_others_are_taken_back(
     let (mut r, reader) = by_hand(dir.path(), 100);
     r.begin(0, 1, &[demand(0)]).unwrap();
     // One by one: two at once would be too many for six slots.
-    [3, 4].map(|e| r.predict(1, &[e]).unwrap());
+    [3, 4].into_iter().for_each(|e| r.predict(1, &[e]).unwrap());
     assert_eq!(reader.tags(ReadClass::Prefetch).len(), 6, "two experts of three parts");
     (0..3).for_each(|part| reader.land(tag(0, 0, part)));
     assert_eq!(take(&mut r, true), (Stage::Whole, vec![0]));
@@ -167,7 +171,7 @@ fn bytes_count_when_they_have_landed_and_needed_ones_leave_out_what_was_in_vain(
     let (mut r, reader) = by_hand(dir.path(), 100);
     r.begin(0, 1, &[demand(0)]).unwrap();
     // One by one: two at once would be too many for six slots.
-    [3, 4].map(|e| r.predict(1, &[e]).unwrap());
+    [3, 4].into_iter().for_each(|e| r.predict(1, &[e]).unwrap());
     let all: Vec<u64> =
         [ReadClass::Demand, ReadClass::Prefetch].iter().flat_map(|&c| reader.tags(c)).collect();
     all.into_iter().for_each(|t| reader.land(t));
