@@ -25,7 +25,7 @@ mod stats;
 mod warm;
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 pub use pass::Stage;
 pub use stats::{Counters, Prediction, Stats};
@@ -136,6 +136,8 @@ pub struct Residency {
     asked_bytes: u64,
     pass: pass::Pass,
     clock: Stopwatch,
+    /// Time of decoded experts' arithmetic until the last layer ended.
+    computed: Duration,
     /// The batch at hand is one token.
     decoding: bool,
     /// There was a pass: `pass` says which was the last one.
@@ -234,6 +236,7 @@ impl Residency {
             asked_bytes: 0,
             pass: pass::Pass::default(),
             clock: Stopwatch::default(),
+            computed: Duration::ZERO,
             decoding: true,
             begun: false,
             done: Vec::new(),

@@ -1,7 +1,7 @@
 //! One pass through one layer: what it needs, in the order in which that lands.
 
 use std::collections::VecDeque;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::{Demand, Residency, ResidencyError, State, PARTS_PER_EXPERT};
 use crate::reader::ReadError;
@@ -41,6 +41,8 @@ pub(super) struct Pass {
     second: Vec<u32>,
     /// Taken for good, not yet finished.
     taken: usize,
+    /// Experts of the pass, all together.
+    asked: usize,
 }
 
 impl Pass {
@@ -52,6 +54,11 @@ impl Pass {
         self.begun.clear();
         self.half.clear();
         self.second.clear();
+    }
+
+    /// Experts that can be computed now.
+    pub fn ready(&self) -> usize {
+        self.ready.len()
     }
 
     /// All parts of an expert are there.
@@ -114,6 +121,7 @@ impl Residency {
         let token = self.counters().tokens;
         self.clock.pass(layer, token, self.decoding);
         self.judge_predictions(layer, demand);
+        self.pass.asked = demand.len();
         let class = self.layout.class_of_layer[layer];
         let (bytes, parts) = {
             let experts = &self.map.layers()[layer];
@@ -220,7 +228,11 @@ impl Residency {
             self.pass.taken += out.len();
         }
         if out.is_empty() && self.pass.decode {
-            self.admission.layer_ends(Instant::now());
+            let now = Instant::now();
+            let all = Duration::from_nanos(self.clock.splits()[1].ns(Activity::Experts));
+            let computed = all.saturating_sub(self.computed);
+            self.computed = all;
+            self.admission.layer_ends(now, self.pass.asked, computed);
         }
         Ok(stage)
     }
@@ -229,6 +241,9 @@ impl Residency {
     fn next_stage(&mut self, in_stages: bool) -> Result<Stage, ResidencyError> {
         self.load_waiting()?;
         loop {
+            if self.pass.loading == 0 {
+                self.release_held()?;
+            }
             if !self.pass.ready.is_empty() {
                 return Ok(Stage::Whole);
             }

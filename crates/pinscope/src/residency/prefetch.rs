@@ -6,7 +6,8 @@
 //! into the time in which the disk would idle until the next layer asks. Where
 //! arithmetic is the longer part, that is the time of a layer less what the
 //! reads on their way need. Where the disk is, it is the time from the last
-//! read's landing to the next layer's demand, in which attention is computed.
+//! read's landing to the next layer's demand, in which attention is computed;
+//! prefetches are held back until that read has landed.
 //! All of it is measured as the run goes. The queue puts prefetches behind
 //! demand, and what the disk has not begun when the next layer asks is taken
 //! back. A predictor that is mostly wrong is not listened to. A prompt needs
@@ -36,6 +37,8 @@ pub(super) struct Admission {
     layer_seconds: f64,
     /// Of these, seconds from the end of a layer's experts on.
     rest_seconds: f64,
+    /// Seconds that one expert is computed.
+    expert_seconds: f64,
     /// Share of prefetched experts that the next layer used.
     precision: f64,
     last_layer: Option<Instant>,
@@ -52,6 +55,7 @@ impl Admission {
             bandwidth: 0.5e9,
             layer_seconds: 0.5e-3,
             rest_seconds: 0.1e-3,
+            expert_seconds: 0.05e-3,
             precision: 0.6,
             last_layer: None,
             last_end: None,
@@ -78,9 +82,20 @@ impl Admission {
         self.waited = Duration::ZERO;
     }
 
-    /// The experts of a layer are computed at `now`.
-    pub fn layer_ends(&mut self, now: Instant) {
+    /// The experts of a layer, so many, are computed at `now`; that took
+    /// `computed` without waiting.
+    pub fn layer_ends(&mut self, now: Instant, experts: usize, computed: Duration) {
         self.last_end = Some(now);
+        if experts > 0 {
+            let each = computed.as_secs_f64() / experts as f64;
+            self.expert_seconds += FRESH * (each - self.expert_seconds);
+        }
+    }
+
+    /// Whether arithmetic will wait for the `on_the_way` bytes that it asked
+    /// for, with `ready` experts to compute until then.
+    pub fn will_wait(&self, on_the_way: u64, ready: usize) -> bool {
+        on_the_way as f64 / self.bandwidth > ready as f64 * self.expert_seconds
     }
 
     /// Arithmetic waited until `bytes`, all that was on its way, had landed
@@ -134,6 +149,12 @@ impl Residency {
         // would only chase each other out.
         let roomy = self.layout.classes[class].slots as usize > 4 * ranked.len();
         let waiting = self.pass.waiting.len() as u64 * bytes;
+        // Two reads at a time share the disk: where arithmetic will wait for
+        // what it asked for, what nobody asked for yet begins after that.
+        let (decode, ready) = (self.pass.decode, self.pass.ready());
+        let hold = decode
+            && self.pass.loading > 0
+            && self.admission.will_wait(self.on_the_way + waiting, ready);
         let mut budget = match self.prefetch {
             // A prompt computes long on what it reads: the queue sees to it
             // that the layer at hand is read first, and that is all it needs.
@@ -149,16 +170,35 @@ impl Residency {
                 fate = Fate::Missing;
                 // Half an expert in time is worth it: the rest is on its way then.
                 if budget.saturating_mul(2) >= bytes {
-                    if let Some(slot) = self.slot_for(layer, expert) {
-                        self.load(layer, expert, slot, ReadClass::Prefetch)?;
-                        budget = budget.saturating_sub(bytes);
-                        fate = Fate::Prefetched;
-                    }
+                    budget = budget.saturating_sub(bytes);
+                    fate = Fate::Held;
                 }
             }
             self.expected.push((id, fate));
         }
-        self.kick();
+        match hold {
+            true => Ok(()),
+            false => self.release_held(),
+        }
+    }
+
+    /// Reads the predicted experts that were held back until now.
+    pub(super) fn release_held(&mut self) -> Result<(), ResidencyError> {
+        let mut any = false;
+        for at in 0..self.expected.len() {
+            let (id, Fate::Held) = self.expected[at] else { continue };
+            let per_layer = self.map.experts_per_layer();
+            let (layer, expert) = ((id.0 / per_layer) as usize, id.0 % per_layer);
+            self.expected[at].1 = Fate::Missing;
+            if let Some(slot) = self.slot_for(layer, expert) {
+                self.load(layer, expert, slot, ReadClass::Prefetch)?;
+                self.expected[at].1 = Fate::Prefetched;
+                any = true;
+            }
+        }
+        if any {
+            self.kick();
+        }
         Ok(())
     }
 
@@ -211,6 +251,8 @@ pub(super) enum Fate {
     Known,
     /// Not in RAM, and left there.
     Missing,
+    /// Not in RAM, to be read when the disk has time.
+    Held,
     /// Not in RAM, and read.
     Prefetched,
 }
@@ -227,7 +269,7 @@ mod tests {
             let ms = Duration::from_millis;
             a.layer_begins(start + i * ms(3));
             a.waited(ms(1), 1_000_000, ms(1));
-            a.layer_ends(start + (i + 1) * ms(3) - rest);
+            a.layer_ends(start + (i + 1) * ms(3) - rest, 4, ms(1));
         }
         a
     }
@@ -249,6 +291,13 @@ mod tests {
         assert!(measured().budget(2_100_000) < 100);
         let got = measured_with(Duration::from_micros(500)).budget(2_100_000);
         assert!((got as f64 - 0.5e6).abs() < 1e3, "{got}");
+    }
+
+    #[test]
+    fn arithmetic_waits_when_what_it_asked_for_takes_longer_than_what_is_ready() {
+        // Experts of 0.25 ms and 250 kB.
+        assert!(measured().will_wait(1_100_000, 4));
+        assert!(!measured().will_wait(900_000, 4));
     }
 
     #[test]

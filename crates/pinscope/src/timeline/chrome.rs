@@ -8,14 +8,18 @@
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::Activity;
 use crate::policy::ExpertId;
 
-/// Bytes after which a recording ends; about 1,500 tokens of a model with 48
+/// Bytes after which a recording ends; about 600 tokens of a model with 48
 /// layers.
 pub const MAX_BYTES: u64 = 64 << 20;
+
+/// Shorter spans are left out: nobody can see them, and they are two thirds of
+/// all.
+const SHORTEST: Duration = Duration::from_micros(3);
 
 /// What a recording came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,6 +68,9 @@ impl<W: Write + Send> Recorder<W> {
 
     /// An activity that is over.
     pub(super) fn span(&mut self, activity: Activity, from: Instant, to: Instant) {
+        if to.duration_since(from) < SHORTEST {
+            return;
+        }
         let (ts, dur) = (self.micros(from), to.duration_since(from).as_nanos() as f64 / 1e3);
         let (name, layer, token) = (activity.name(), self.layer, self.token);
         self.event(format_args!(
@@ -145,8 +152,6 @@ impl<W: Write> Write for Counted<'_, W> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use serde_json::Value;
 
     use super::*;
@@ -157,20 +162,21 @@ mod tests {
         let mut recorder = Recorder::new(&mut out);
         let t = recorder.start;
         recorder.pass(7, 42);
-        recorder.span(Activity::Wait, t + Duration::from_micros(3), t + Duration::from_micros(5));
+        recorder.span(Activity::Wait, t + Duration::from_micros(3), t + Duration::from_micros(8));
+        recorder.span(Activity::Plan, t, t + Duration::from_micros(1));
         recorder.read_begins(ExpertId(9), true, 4096);
         recorder.read_ends(ExpertId(9), 0);
         let summary = recorder.finish().unwrap();
         assert_eq!((summary.bytes, summary.full), (out.len() as u64, false));
         let events: Vec<Value> = serde_json::from_slice(&out).unwrap();
         let span = events.iter().find(|e| e["ph"] == "X").unwrap();
-        assert_eq!((span["ts"].as_f64(), span["dur"].as_f64()), (Some(3.0), Some(2.0)));
+        assert_eq!((span["ts"].as_f64(), span["dur"].as_f64()), (Some(3.0), Some(5.0)));
         assert_eq!(
             (span["args"]["layer"].as_u64(), span["args"]["token"].as_u64()),
             (Some(7), Some(42))
         );
         let of = |ph: &str| events.iter().filter(|e| e["ph"] == ph).count();
-        assert_eq!((of("b"), of("e"), of("C")), (1, 1, 2));
+        assert_eq!((of("X"), of("b"), of("e"), of("C")), (1, 1, 1, 2));
     }
 
     #[test]
@@ -178,9 +184,9 @@ mod tests {
         let mut recorder = Recorder::new(io::sink());
         let t = recorder.start;
         while recorder.bytes < MAX_BYTES {
-            recorder.span(Activity::Rest, t, t);
+            recorder.span(Activity::Rest, t, t + SHORTEST);
         }
-        recorder.span(Activity::Rest, t, t);
+        recorder.span(Activity::Rest, t, t + SHORTEST);
         let summary = recorder.finish().unwrap();
         assert!(summary.full && summary.bytes < MAX_BYTES + 200);
     }
@@ -198,7 +204,7 @@ mod tests {
         }
         let mut recorder = Recorder::new(Full);
         let t = recorder.start;
-        recorder.span(Activity::Rest, t, t);
+        recorder.span(Activity::Rest, t, t + SHORTEST);
         assert_eq!(recorder.finish().unwrap_err().kind(), io::ErrorKind::StorageFull);
     }
 }

@@ -139,9 +139,9 @@ fn a_prefetch_becomes_demand_when_it_is_asked_for_and_the_others_are_taken_back(
     r.begin(0, 1, &[demand(0)]).unwrap();
     // One by one: two at once would be too many for six slots.
     [3, 4].into_iter().for_each(|e| r.predict(1, &[e]).unwrap());
-    assert_eq!(reader.tags(ReadClass::Prefetch).len(), 6, "two experts of three parts");
     (0..3).for_each(|part| reader.land(tag(0, 0, part)));
     assert_eq!(take(&mut r, true), (Stage::Whole, vec![0]));
+    assert_eq!(reader.tags(ReadClass::Prefetch).len(), 6, "two experts of three parts");
     r.finish(&[0]).unwrap();
     r.begin(1, 1, &[demand(4), demand(5)]).unwrap();
     assert!(reader.tags(ReadClass::Prefetch).is_empty(), "expert 3 was not wanted");
@@ -172,15 +172,31 @@ fn bytes_count_when_they_have_landed_and_needed_ones_leave_out_what_was_in_vain(
     r.begin(0, 1, &[demand(0)]).unwrap();
     // One by one: two at once would be too many for six slots.
     [3, 4].into_iter().for_each(|e| r.predict(1, &[e]).unwrap());
-    let all: Vec<u64> =
-        [ReadClass::Demand, ReadClass::Prefetch].iter().flat_map(|&c| reader.tags(c)).collect();
-    all.into_iter().for_each(|t| reader.land(t));
+    reader.tags(ReadClass::Demand).into_iter().for_each(|t| reader.land(t));
     assert_eq!(take(&mut r, true), (Stage::Whole, vec![0]));
+    reader.tags(ReadClass::Prefetch).into_iter().for_each(|t| reader.land(t));
     r.finish(&[0]).unwrap();
     r.begin(1, 1, &[demand(4)]).unwrap();
     let c = r.stats().decode;
     assert_eq!((c.bytes_read, c.bytes_needed), (13_000 + 2 * 19_000, 13_000 + 19_000));
     assert_eq!((c.hits, c.misses), (1, 1), "expert 4 was there in time");
+}
+
+#[test]
+fn where_arithmetic_waits_prefetches_begin_when_its_reads_have_landed() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut r, reader) = by_hand(dir.path(), 100);
+    // Nothing to compute until the read is over.
+    r.begin(0, 1, &[demand(0)]).unwrap();
+    r.predict(1, &[3]).unwrap();
+    assert!(reader.tags(ReadClass::Prefetch).is_empty());
+    (0..3).for_each(|part| reader.land(tag(0, 0, part)));
+    assert_eq!(take(&mut r, true), (Stage::Whole, vec![0]));
+    assert_eq!(reader.tags(ReadClass::Prefetch).len(), 3, "the disk would idle now");
+    r.finish(&[0]).unwrap();
+    (0..3).for_each(|part| reader.land(tag(1, 3, part)));
+    r.begin(1, 1, &[demand(3)]).unwrap();
+    assert_eq!(take(&mut r, true), (Stage::Whole, vec![3]));
 }
 
 #[test]
