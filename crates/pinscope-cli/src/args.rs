@@ -132,6 +132,10 @@ pub struct RunArgs {
     /// there is none
     #[arg(long, requires = "profile", help_heading = "Pins")]
     pub update_profile: bool,
+    /// Write where the time of each layer of each token goes, for
+    /// ui.perfetto.dev (JSON, 64 MB at most)
+    #[arg(long, value_name = "FILE")]
+    pub timeline: Option<PathBuf>,
     #[command(flatten)]
     pub sampling: SamplingArgs,
 }

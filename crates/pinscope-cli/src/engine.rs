@@ -5,13 +5,14 @@ use std::path::{Path, PathBuf};
 
 use pinscope::layout::Layout;
 use pinscope::map::ExpertMap;
-use pinscope::memory::own_bytes;
+use pinscope::memory::{format_bytes, own_bytes};
 use pinscope::pin::Advert;
 use pinscope::plan::{Fixed, Plan, RamTooSmall};
 use pinscope::policy::PolicyKind;
 use pinscope::profile::{PinPlan, Profile, ProfileError, ProfiledModel, RoutingCounts};
 use pinscope::reader::ReaderKind;
 use pinscope::residency::Stats;
+use pinscope::timeline::chrome::Recorder;
 use pinscope_ggml::{read_map, scratch_bytes, Engine, EngineOptions, ReadMapError};
 use pinscope_host::{ContextOptions, HostError, Model, ModelOptions};
 
@@ -42,6 +43,17 @@ pub enum SetupError {
     Footprint(#[from] std::io::Error),
 }
 
+/// A timeline that could not be written.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "cannot write the timeline {}: {source}. Give --timeline a file in a folder that exists and \
+     has room", path.display()
+)]
+pub struct TimelineError {
+    path: PathBuf,
+    source: std::io::Error,
+}
+
 /// A model that was looked at and planned for, but not loaded.
 pub struct Prepared {
     path: PathBuf,
@@ -64,6 +76,8 @@ pub struct Caching {
     pub reader: ReaderKind,
     /// Leave a model that fits to plain llama.cpp.
     pub step_aside: bool,
+    /// Read experts before they are asked for, where that costs nothing.
+    pub prefetch: bool,
 }
 
 impl Prepared {
@@ -174,6 +188,7 @@ impl Prepared {
                 reader: caching.reader,
                 pins: self.pins,
                 repin: self.repin,
+                prefetch: caching.prefetch,
             })?)
         };
         let shared = match (&engine, daemon) {
@@ -232,6 +247,33 @@ impl Session {
     /// aside.
     pub fn take_routing(&self) -> Option<RoutingCounts> {
         self.engine.as_ref().map(Engine::take_routing)
+    }
+
+    /// Records where the time goes from now on, in a new file.
+    ///
+    /// # Errors
+    /// [`TimelineError`].
+    pub fn record(&self, path: &Path) -> Result<(), TimelineError> {
+        let recorder =
+            Recorder::create(path).map_err(|e| TimelineError { path: path.into(), source: e })?;
+        if let Some(engine) = &self.engine {
+            engine.record(recorder);
+        }
+        Ok(())
+    }
+
+    /// Ends the recording into `path`; says what it came to.
+    ///
+    /// # Errors
+    /// [`TimelineError`].
+    pub fn finish_recording(&self, path: &Path) -> Result<String, TimelineError> {
+        let finish = |e: &Engine| e.finish_recording();
+        let summary = self.engine.as_ref().map_or(Ok(None), finish);
+        let summary = summary.map_err(|e| TimelineError { path: path.into(), source: e })?;
+        let (bytes, full) = summary.map_or((0, false), |s| (s.bytes, s.full));
+        let full = if full { ", where it stopped recording" } else { "" };
+        let path = path.display();
+        Ok(format!("{path}: {}{full}; open it in ui.perfetto.dev.", format_bytes(bytes)))
     }
 
     /// What the user should hear since the last call.

@@ -15,6 +15,7 @@ use pinscope::memory::format_bytes;
 use pinscope::policy::PolicyKind;
 use pinscope::reader::ReaderKind;
 use pinscope::residency::Counters;
+use pinscope::timeline::Activity;
 use serde::{Deserialize, Serialize};
 
 use crate::cgroup::MemoryGroup;
@@ -30,6 +31,8 @@ pub enum Contender {
     Pinscope,
     /// The same with pins by a profile.
     PinscopeProfile,
+    /// Without a profile and without reading ahead.
+    PinscopeNoPrefetch,
     /// Plain llama.cpp under a memory limit: the page cache decides.
     Mmap,
     /// The same beside `pinscope pin`, both under the limit.
@@ -43,7 +46,10 @@ pub enum Contender {
 impl Contender {
     /// PinScope itself.
     pub fn is_ours(self) -> bool {
-        matches!(self, Contender::Pinscope | Contender::PinscopeProfile)
+        matches!(
+            self,
+            Contender::Pinscope | Contender::PinscopeProfile | Contender::PinscopeNoPrefetch
+        )
     }
 
     /// Plain llama.cpp that lives from the page cache.
@@ -56,6 +62,7 @@ impl Contender {
         match self {
             Contender::Pinscope => "pinscope",
             Contender::PinscopeProfile => "pinscope-profile",
+            Contender::PinscopeNoPrefetch => "no-prefetch",
             Contender::Mmap => "mmap",
             Contender::MmapPin => "mmap-pin",
             Contender::Resident => "resident",
@@ -165,20 +172,33 @@ impl Phase {
     }
 }
 
-/// What the expert cache did while decoding.
+/// What the expert cache did in one phase.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub struct CacheUse {
     pub hits: u64,
     pub misses: u64,
     pub bytes_read: u64,
-    /// Time that arithmetic stood still for reads, nanoseconds.
-    pub wait_ns: u64,
+    /// Without what was read in vain.
+    pub bytes_needed: u64,
+    /// Time of each of [`Activity::ALL`], nanoseconds.
+    pub split_ns: [u64; Activity::ALL.len()],
+    pub recall: Option<f64>,
+    pub recall_on_misses: Option<f64>,
+    pub precision_on_misses: Option<f64>,
 }
 
 impl From<Counters> for CacheUse {
     fn from(c: Counters) -> CacheUse {
-        let Counters { hits, misses, bytes_read, wait_ns, .. } = c;
-        CacheUse { hits, misses, bytes_read, wait_ns }
+        CacheUse {
+            hits: c.hits,
+            misses: c.misses,
+            bytes_read: c.bytes_read,
+            bytes_needed: c.bytes_needed,
+            split_ns: Activity::ALL.map(|a| c.split.ns(a)),
+            recall: c.prediction.recall(),
+            recall_on_misses: c.prediction.recall_on_misses(),
+            precision_on_misses: c.prediction.precision_on_misses(),
+        }
     }
 }
 
@@ -189,6 +209,12 @@ impl CacheUse {
             0 => 1.0,
             needed => self.hits as f64 / needed as f64,
         }
+    }
+
+    /// Milliseconds of an activity.
+    pub fn ms(&self, activity: Activity) -> f64 {
+        let at = Activity::ALL.iter().position(|&a| a == activity);
+        at.map_or(0.0, |at| self.split_ns[at] as f64 / 1e6)
     }
 }
 
@@ -213,8 +239,13 @@ pub struct Report {
     pub decode: Phase,
     /// Decoding ended early, at [`Job::max_decode_seconds`].
     pub capped: bool,
-    /// `None` for plain llama.cpp, or when all experts fit and we stepped aside.
+    /// Of decoding; `None` for plain llama.cpp, or when all experts fit and we
+    /// stepped aside.
     pub cache: Option<CacheUse>,
+    /// Of the prompt.
+    pub prompt_cache: Option<CacheUse>,
+    /// What the disk gave while it was read from, bytes a second.
+    pub disk_rate: Option<f64>,
     /// The same over [`WINDOW`] tokens at a time.
     pub windows: Vec<Window>,
     /// Times that pins moved.

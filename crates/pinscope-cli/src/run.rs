@@ -6,7 +6,7 @@ use pinscope_host::{ChatMessage, Model};
 
 use crate::args::RunArgs;
 use crate::chat;
-use crate::engine::{Caching, Prepared, Session};
+use crate::engine::{Caching, Prepared, Session, TimelineError};
 use crate::generate::{Answer, Ended, Generator};
 use crate::profile::Recorder;
 use crate::ram::Ram;
@@ -32,16 +32,21 @@ pub fn main(args: &RunArgs) -> Result<bool, Box<dyn std::error::Error>> {
         policy: args.model.policy,
         reader: args.model.reader,
         // Plain llama.cpp does not say what its router chooses.
-        step_aside: recorder.is_none(),
+        step_aside: recorder.is_none() && args.timeline.is_none(),
+        prefetch: true,
     };
     let session = prepared.load(caching, &mut |done| bar.set_position((done * 1000.0) as u64));
     bar.finish_and_clear();
     let session = session?;
     session.notes().iter().for_each(|note| style::note(note));
 
+    if let Some(path) = &args.timeline {
+        session.record(path)?;
+    }
     let mut generator = Generator::new(&session, context, &args.lora, &args.sampler_options())?;
     let Some(prompt) = &args.prompt else {
         chat::main(&session, &mut generator, args.predict, recorder.as_ref())?;
+        finish_timeline(args, &session)?;
         return Ok(false);
     };
     let tokens =
@@ -52,10 +57,18 @@ pub fn main(args: &RunArgs) -> Result<bool, Box<dyn std::error::Error>> {
     out.flush()?;
     drop(out);
     report(&answer, &session);
+    finish_timeline(args, &session)?;
     if let Some(recorder) = &recorder {
         recorder.keep(&session)?;
     }
     Ok(answer.ended == Ended::Stopped)
+}
+
+fn finish_timeline(args: &RunArgs, session: &Session) -> Result<(), TimelineError> {
+    if let Some(path) = &args.timeline {
+        style::note(&session.finish_recording(path)?);
+    }
+    Ok(())
 }
 
 /// The prompt in the model's chat template, if it has one.

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use pinscope::memory::format_bytes;
+use pinscope::timeline::Activity;
 use pinscope_ggml::read_map;
 use serde::Serialize;
 
@@ -99,7 +100,7 @@ impl Verdict {
             reference_peak_bytes: reference.peak_bytes,
             hit_rate: cache.hit_rate(),
             bytes_read_per_token: cache.bytes_read as f64 / tokens,
-            wait_ms_per_token: cache.wait_ns as f64 / 1e6 / tokens,
+            wait_ms_per_token: cache.ms(Activity::Wait) / tokens,
             prefill_tokens_per_second: b.prefill.rate(),
             decode_tokens_per_second: b.decode.rate(),
             notes: notes(budget),

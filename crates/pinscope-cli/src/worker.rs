@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use pinscope::memory::Footprint;
-use pinscope::residency::Counters;
+use pinscope::residency::{Counters, Stats};
 use pinscope_host::{Context, ContextOptions, HostError, Logits, Model, ModelOptions};
 use sha2::{Digest, Sha256};
 
@@ -56,10 +56,16 @@ fn work(job: &Job) -> Result<Report, String> {
     let load_seconds = started.elapsed().as_secs_f64();
 
     let mut work = Work::new(job, &mut context, &loaded);
+    let at_start = loaded.stats();
     work.prefill()?;
-    let before = loaded.counters();
+    let before = loaded.stats();
     work.decode()?;
-    let cache = loaded.counters().zip(before).map(|(now, before)| now.since(&before).into());
+    let now = loaded.stats();
+    let since = |a: Option<Stats>, b: Option<Stats>, of: fn(&Stats) -> Counters| {
+        a.zip(b).map(|(a, b)| of(&b).since(&of(&a)).into())
+    };
+    let cache = since(before, now, |s| s.decode);
+    let prompt_cache = since(at_start, before, |s| s.prompt);
     let Work { prefill, decode, capped, tokens, hashes, windows, .. } = work;
     drop(context);
 
@@ -73,6 +79,8 @@ fn work(job: &Job) -> Result<Report, String> {
         decode,
         capped,
         cache,
+        prompt_cache,
+        disk_rate: None,
         windows,
         repins: loaded.repins(),
         process_peak_bytes: Footprint::now().map_err(text)?.peak,
@@ -111,6 +119,7 @@ impl Loaded {
                 policy: job.setup.policy,
                 reader: job.setup.reader,
                 step_aside: job.setup.step_aside,
+                prefetch: job.contender != Contender::PinscopeNoPrefetch,
             };
             return prepare(job)?
                 .load(caching, &mut hear)
@@ -139,19 +148,20 @@ impl Loaded {
         }
     }
 
-    /// Counters of all one-token passes so far.
-    fn counters(&self) -> Option<Counters> {
+    fn stats(&self) -> Option<Stats> {
         match self {
-            Loaded::Budgeted(session) => Some(session.stats()?.decode),
+            Loaded::Budgeted(session) => session.stats(),
             Loaded::Plain(_) => None,
         }
     }
 
+    /// Counters of all one-token passes so far.
+    fn counters(&self) -> Option<Counters> {
+        Some(self.stats()?.decode)
+    }
+
     fn repins(&self) -> u64 {
-        match self {
-            Loaded::Budgeted(session) => session.stats().map_or(0, |s| s.repins),
-            Loaded::Plain(_) => 0,
-        }
+        self.stats().map_or(0, |s| s.repins)
     }
 
     fn notes(&self) -> Vec<String> {

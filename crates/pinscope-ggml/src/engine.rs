@@ -9,6 +9,7 @@ use pinscope::policy::PolicyKind;
 use pinscope::profile::{PinPlan, RoutingCounts};
 use pinscope::reader::{ModelFiles, ReadError, ReaderKind};
 use pinscope::residency::{Residency, ResidencyError, ResidencyOptions, Stats};
+use pinscope::timeline::chrome::{Recorder, Summary};
 
 use crate::exec::predict::Routers;
 use crate::ffi::Incompatible;
@@ -29,6 +30,8 @@ pub struct EngineOptions {
     pub pins: Option<PinPlan>,
     /// Let pins follow the traffic.
     pub repin: bool,
+    /// Read experts before they are asked for, where that costs nothing.
+    pub prefetch: bool,
 }
 
 /// Why an [`Engine`] could not be set up.
@@ -178,6 +181,7 @@ impl Engine {
                 arena_bytes: options.arena_bytes,
                 policy: options.policy,
                 reader: options.reader,
+                prefetch: options.prefetch,
             },
         )?;
         if let Some(pins) = &options.pins {
@@ -247,6 +251,21 @@ impl Engine {
     /// What the user should hear of the pins since the last call.
     pub fn take_news(&self) -> Option<String> {
         self.shared.home().made()?.take_news()
+    }
+
+    /// Records where the time goes from now on.
+    pub fn record(&self, recorder: Recorder) {
+        if let Some(residency) = self.shared.home().made() {
+            residency.record(recorder);
+        }
+    }
+
+    /// Ends the recording, if there is one.
+    ///
+    /// # Errors
+    /// What kept its file from being written.
+    pub fn finish_recording(&self) -> std::io::Result<Option<Summary>> {
+        self.shared.home().made().map_or(Ok(None), Residency::finish_recording)
     }
 
     /// What happened so far.

@@ -290,6 +290,7 @@ pub struct Numbers {
     pub f32: u32,
     pub i32: u32,
     pub i64: u32,
+    pub q8_0: u32,
 }
 
 /// Why this build of PinScope cannot work with the ggml that is there.
@@ -369,5 +370,6 @@ pub fn check() -> Result<Numbers, Incompatible> {
         f32: type_("f32")?,
         i32: type_("i32")?,
         i64: type_("i64")?,
+        q8_0: type_("q8_0")?,
     })
 }

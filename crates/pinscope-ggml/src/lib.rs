@@ -17,7 +17,7 @@ mod sink;
 mod watch;
 
 pub use engine::{Engine, EngineError, EngineOptions};
-pub use exec::group::scratch_bytes;
+pub use exec::scratch_bytes;
 pub use ffi::Incompatible;
 pub use gguf::{read_map, read_open_map, ReadMapError};
 pub use guest::{end, serve, Guide};

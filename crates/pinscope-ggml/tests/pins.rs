@@ -19,8 +19,16 @@ use pinscope_models::synth::ExpertTypes;
 fn engine(path: &Path, permille: u64, pins: Option<PinPlan>) -> Engine {
     let map = read_map(path).unwrap();
     let arena_bytes = Layout::full_bytes(&map) * permille / 1000;
-    let (policy, reader) = (PolicyKind::default(), ReaderKind::Auto);
-    Engine::register(EngineOptions { map, arena_bytes, policy, reader, pins, repin: true }).unwrap()
+    Engine::register(EngineOptions {
+        map,
+        arena_bytes,
+        policy: PolicyKind::default(),
+        reader: ReaderKind::Auto,
+        pins,
+        repin: true,
+        prefetch: true,
+    })
+    .unwrap()
 }
 
 /// Choices of layer and expert in prompts and in generation, with weights.

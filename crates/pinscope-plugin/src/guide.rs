@@ -13,6 +13,7 @@ use pinscope::pin::Advert;
 use pinscope::profile::{ModelId, PinPlan, Profile, ProfiledModel};
 use pinscope::reader::ModelFiles;
 use pinscope::residency::{Residency, ResidencyOptions, Stats};
+use pinscope::timeline::Activity;
 use pinscope_ggml::{Guide, ReadMapError};
 
 use crate::discover::Discovery;
@@ -107,6 +108,7 @@ impl Guide for PluginGuide {
             arena_bytes: plan.arena_bytes,
             policy: self.settings.policy,
             reader: self.settings.reader,
+            prefetch: true,
         };
         let (mut residency, notes) = Residency::new(Arc::clone(map), Arc::clone(files), &options)
             .map_err(|e| e.to_string())?;
@@ -171,7 +173,8 @@ pub fn name(map: &ExpertMap) -> String {
 /// What a run was like, in one line.
 fn summary(stats: &Stats) -> String {
     let (prompt, decode) = (&stats.prompt, &stats.decode);
-    let seconds = (prompt.wait_ns + decode.wait_ns) as f64 / 1e9;
+    let seconds =
+        [prompt, decode].map(|c| c.split.ns(Activity::Wait)).iter().sum::<u64>() as f64 / 1e9;
     let peak = Footprint::now().map_or_else(|_| "?".into(), |f| format_bytes(f.peak));
     format!(
         "{} tokens of prompts and {} one by one; {:.1} % and {:.1} % of their experts were in \

@@ -16,3 +16,4 @@ pub mod profile;
 pub mod reader;
 pub mod residency;
 mod splitmix;
+pub mod timeline;

@@ -1,7 +1,9 @@
 //! What one run showed, and medians over several.
 
+use pinscope::timeline::Activity;
 use serde::Serialize;
 
+use super::efficiency::Efficiency;
 use super::Entry;
 use crate::launch::{Outcome, Window};
 
@@ -21,6 +23,11 @@ pub struct Figures {
     pub hit_rate: Option<f64>,
     pub bytes_per_token: Option<f64>,
     pub wait_ms_per_token: Option<f64>,
+    /// Where a token's time went, and how near that is to what the machine
+    /// can do.
+    pub efficiency: Option<Efficiency>,
+    /// The same for the prompt.
+    pub prefill_efficiency: Option<Efficiency>,
     /// Of the needed experts, those that were found pinned.
     pub pinned_hit_rate: Option<f64>,
     /// Times that pins moved.
@@ -48,7 +55,11 @@ impl Figures {
             capped: report.capped,
             hit_rate: report.cache.map(|c| c.hit_rate()),
             bytes_per_token: report.cache.map(|c| c.bytes_read as f64 / tokens),
-            wait_ms_per_token: report.cache.map(|c| c.wait_ns as f64 / 1e6 / tokens),
+            wait_ms_per_token: report.cache.map(|c| c.ms(Activity::Wait) / tokens),
+            efficiency: report.cache.map(|c| Efficiency::of(&c, report.decode, report.disk_rate)),
+            prefill_efficiency: report
+                .prompt_cache
+                .map(|c| Efficiency::of(&c, report.prefill, report.disk_rate)),
             pinned_hit_rate: pinned_hit_rate(&report.windows),
             repins: report.repins,
             windows: report.windows.clone(),
@@ -80,6 +91,10 @@ impl Figures {
             hit_rate: maybe(&|f| f.hit_rate),
             bytes_per_token: maybe(&|f| f.bytes_per_token),
             wait_ms_per_token: maybe(&|f| f.wait_ms_per_token),
+            efficiency: Efficiency::median(runs.iter().filter_map(|f| f.efficiency.as_ref())),
+            prefill_efficiency: Efficiency::median(
+                runs.iter().filter_map(|f| f.prefill_efficiency.as_ref()),
+            ),
             pinned_hit_rate: maybe(&|f| f.pinned_hit_rate),
             load_seconds: of(&|f| f.load_seconds),
             peak_bytes: of(&|f| f.peak_bytes as f64) as u64,
@@ -96,7 +111,7 @@ fn pinned_hit_rate(windows: &[Window]) -> Option<f64> {
 }
 
 /// The middle value; of an even number the mean of the two middle ones.
-fn median(mut values: Vec<f64>) -> f64 {
+pub(super) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     match values.len() {
         0 => f64::NAN,
@@ -124,6 +139,8 @@ mod tests {
             hit_rate: Some(0.5),
             bytes_per_token: None,
             wait_ms_per_token: wait,
+            efficiency: None,
+            prefill_efficiency: None,
             pinned_hit_rate: None,
             repins: 0,
             windows: Vec::new(),

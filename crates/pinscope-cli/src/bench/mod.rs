@@ -2,6 +2,7 @@
 //! contender, each in a fresh process, in alternating order, medians.
 
 mod curve;
+mod efficiency;
 mod figures;
 mod table;
 
@@ -34,7 +35,9 @@ pub struct Args {
     #[arg(long, value_name = "AMOUNTS", value_delimiter = ',', default_value = "25%,57%,100%")]
     ram: Vec<String>,
     /// Plain llama.cpp of the same build to compare with: mmap under the same
-    /// limits, mmap-pin beside `pinscope pin` with --profile, resident with everything in memory (repacked and not)
+    /// limits, mmap-pin beside `pinscope pin` with --profile, resident with
+    /// everything in memory (repacked and not); or PinScope that reads
+    /// nothing ahead (no-prefetch)
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     against: Vec<Rival>,
     /// Tokens to decode one by one
@@ -91,6 +94,7 @@ enum Rival {
     Mmap,
     MmapPin,
     Resident,
+    NoPrefetch,
 }
 
 /// A contender and its memory: one row of the table.
@@ -206,6 +210,9 @@ fn entries(args: &Args, model_bytes: u64) -> Result<Vec<Entry>, Box<dyn std::err
         entries.push(Entry { contender: Contender::Pinscope, ram });
         if args.pinning.profile.is_some() {
             entries.push(Entry { contender: Contender::PinscopeProfile, ram });
+        }
+        if args.against.contains(&Rival::NoPrefetch) {
+            entries.push(Entry { contender: Contender::PinscopeNoPrefetch, ram });
         }
         if mmap {
             entries.push(Entry { contender: Contender::Mmap, ram });

@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use pinscope::memory::format_bytes;
 
+use super::efficiency::{self, Efficiency};
+use super::figures::Figures;
 use super::Results;
 use crate::launch::Contender;
 use crate::style;
@@ -59,7 +61,29 @@ pub fn print(results: &Results) {
     }
     style::numbers_right(&mut table);
     println!("{table}");
+    where_time_goes(results);
     footnotes(results).iter().for_each(|note| println!("{note}"));
+}
+
+/// Prints the split of each of PinScope's rows, for decoding and the prompt.
+fn where_time_goes(results: &Results) {
+    for (what, of) in [
+        ("Decoding", (|f| f.efficiency.as_ref()) as fn(&Figures) -> Option<&Efficiency>),
+        ("The prompt", |f| f.prefill_efficiency.as_ref()),
+    ] {
+        let name = |f: &Figures| {
+            let ram = f.ram.map_or_else(String::new, |r| format!(" {}", format_bytes(r)));
+            format!("{}{ram}", f.contender)
+        };
+        let rows: Vec<_> = results.medians.iter().filter_map(|f| Some((name(f), of(f)?))).collect();
+        if !rows.is_empty() {
+            println!(
+                "\n{what}: where the time goes, ms a token. Efficiency: the larger of arithmetic (rest and \
+                 experts) and what the disk needs for the missing experts, by the time measured."
+            );
+            println!("{}", efficiency::table(&rows));
+        }
+    }
 }
 
 /// What the table does not say.

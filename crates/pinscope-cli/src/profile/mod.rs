@@ -112,8 +112,12 @@ fn count(
     profile: &mut Profile,
 ) -> Result<bool, Box<dyn std::error::Error>> {
     let bar = style::bar("Loading", 1000);
-    let caching =
-        Caching { policy: args.model.policy, reader: args.model.reader, step_aside: false };
+    let caching = Caching {
+        policy: args.model.policy,
+        reader: args.model.reader,
+        step_aside: false,
+        prefetch: true,
+    };
     let session = prepared.load(caching, &mut |done| bar.set_position((done * 1000.0) as u64));
     bar.finish_and_clear();
     let session = session?;

@@ -8,16 +8,19 @@
 //! it. All columns of an expert stay together: ggml picks another kernel for
 //! eight rows and more, and splitting would change the choice.
 
+mod halves;
 mod scratch;
 
 use std::ffi::c_void;
 
 use pinscope::map::{ExpertMap, Role};
+use pinscope::residency::Stage;
 
 use crate::ffi::{self, Numbers, Tensor};
 
 use super::program::{Program, Source, Step};
 use super::rows::{self, Kernels, Products, Work};
+use halves::Halves;
 use scratch::{blank, part_of_rows};
 
 /// Experts in one graph at most; bounds the tensors that it takes.
@@ -34,7 +37,7 @@ const ALIGN: usize = 64;
 /// Memory that groups take at most besides the arena, for prompts in batches
 /// of `n_ubatch` tokens, bytes: a row for each step of the usual program with
 /// biases, its inputs, and a copy of the batch's input.
-pub fn scratch_bytes(map: &ExpertMap, n_ubatch: usize) -> u64 {
+pub(super) fn scratch_bytes(map: &ExpertMap, n_ubatch: usize) -> u64 {
     let columns = MAX_COLUMNS.max(n_ubatch) as u64;
     let values = map.layers().iter().map(|layer| {
         let rows = layer.parts.iter().map(|p| {
@@ -68,6 +71,9 @@ pub struct Workspace {
     products: Vec<Products>,
     /// ggml's tensor and our result, for [`Workspace::copy_out`].
     outputs: Vec<(*mut Tensor, *mut Tensor)>,
+    /// Result of each step of the graph that was built last.
+    results: Vec<*mut Tensor>,
+    halves: Halves,
 }
 
 // SAFETY: the graph and its context belong to this workspace alone.
@@ -105,6 +111,8 @@ impl Workspace {
             columns: Vec::new(),
             products: Vec::with_capacity(MAX_PRODUCTS),
             outputs: Vec::new(),
+            results: Vec::new(),
+            halves: Halves::default(),
         })
     }
 
@@ -126,7 +134,7 @@ impl Workspace {
         unsafe { ffi::ggml_graph_add_node(self.graph, node) };
     }
 
-    /// Builds the graph of `program` for `group`. `expert_data` gives the
+    /// Builds the graph of a stage of `program` for `group`. `expert_data` gives the
     /// bytes of a part of an expert, `inputs` the data of external operands
     /// (copies, where results would overwrite the original).
     ///
@@ -136,6 +144,7 @@ impl Workspace {
     pub fn build(
         &mut self,
         program: &Program,
+        stage: Stage,
         group: &[&ExpertColumns],
         inputs: &dyn Fn(*mut Tensor) -> *mut c_void,
         expert_data: &dyn Fn(usize, u32) -> *mut c_void,
@@ -152,8 +161,18 @@ impl Workspace {
         let tokens = self.i32s(columns.iter().map(|&c| (c as usize / program.k) as i32));
 
         let mut gathered: Vec<(*mut Tensor, *mut Tensor)> = Vec::new();
-        let mut results: Vec<*mut Tensor> = Vec::new();
-        for step in &program.steps {
+        let mut results = std::mem::take(&mut self.results);
+        results.clear();
+        let cut = program.cut.unwrap_or(0);
+        let steps = match stage {
+            Stage::Whole => 0..program.steps.len(),
+            Stage::First => 0..cut,
+            Stage::Second => cut..program.steps.len(),
+        };
+        if stage == Stage::Second {
+            self.take_halves(program, cut, group, &mut results);
+        }
+        for step in &program.steps[steps] {
             // SAFETY: the program's nodes and their operands are alive.
             let node = unsafe { &*step.node };
             let mut src = [std::ptr::null_mut(); 3];
@@ -232,6 +251,7 @@ impl Workspace {
             }
         }
         self.columns = columns;
+        self.results = results;
         self.graph
     }
 

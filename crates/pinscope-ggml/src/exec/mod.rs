@@ -13,11 +13,12 @@ mod rows;
 use std::ffi::c_void;
 
 use pinscope::map::ExpertMap;
-use pinscope::residency::{Demand, Residency, ResidencyError};
+use pinscope::residency::{Demand, Residency, ResidencyError, Stage};
+use pinscope::timeline::Activity;
 
 use crate::ffi::{self, Numbers, Tensor};
 use group::{ExpertColumns, Workspace};
-use predict::Routers;
+use predict::{Predictor, Routers};
 use program::{Program, Source};
 
 /// What a computation ended with, other than success.
@@ -33,6 +34,12 @@ pub enum ExecError {
     Status(i32),
 }
 
+/// Memory that computing takes at most besides the arena, for prompts in
+/// batches of `n_ubatch` tokens, bytes.
+pub fn scratch_bytes(map: &ExpertMap, n_ubatch: usize) -> u64 {
+    group::scratch_bytes(map, n_ubatch) + predict::bytes(map)
+}
+
 /// Computes for one backend (one llama.cpp context).
 pub struct Executor {
     numbers: Numbers,
@@ -41,6 +48,7 @@ pub struct Executor {
     nodes: Vec<*mut Tensor>,
     columns: Vec<ExpertColumns>,
     ready: Vec<u32>,
+    predictor: Predictor,
     copies: Vec<(*mut Tensor, Vec<u8>)>,
 }
 
@@ -55,6 +63,7 @@ impl Executor {
             nodes: Vec::new(),
             columns: Vec::new(),
             ready: Vec::new(),
+            predictor: Predictor::default(),
             copies: Vec::new(),
         })
     }
@@ -72,10 +81,12 @@ impl Executor {
         residency: &mut Residency,
         is_ours: &dyn Fn(&Tensor) -> bool,
     ) -> Result<(), ExecError> {
+        residency.enter(Activity::Plan);
         let result = self.compute_nodes(graph, map, routers, residency, is_ours);
         if result.is_err() {
             residency.abort();
         }
+        residency.enter(Activity::Rest);
         result
     }
 
@@ -103,7 +114,7 @@ impl Executor {
                 Some((program, taken)) => {
                     let whole = (at, taken) == (0, nodes.len()) && program.tokens > 1;
                     result = self
-                        .plain(&nodes[plain..at])
+                        .plain(&nodes[plain..at], residency)
                         .and_then(|()| self.begin(&program, map, routers, residency))
                         .and_then(|()| self.program(&program, residency, whole, graph));
                     at += taken;
@@ -112,24 +123,32 @@ impl Executor {
                 None => at += 1,
             }
         }
-        let result = result.and_then(|()| self.plain(&nodes[plain..]));
+        let result = result.and_then(|()| self.plain(&nodes[plain..], residency));
         self.nodes = nodes;
         result
     }
 
     /// Nodes that have nothing to do with experts.
-    fn plain(&mut self, nodes: &[*mut Tensor]) -> Result<(), ExecError> {
+    fn plain(&mut self, nodes: &[*mut Tensor], residency: &mut Residency) -> Result<(), ExecError> {
         for nodes in nodes.chunks(group::MAX_NODES) {
             let graph = self.workspace.clear();
             nodes.iter().for_each(|&n| self.workspace.add(n));
-            self.run(graph)?;
+            self.run(graph, Activity::Rest, residency)?;
         }
         Ok(())
     }
 
-    fn run(&self, graph: *mut ffi::Graph) -> Result<(), ExecError> {
+    fn run(
+        &self,
+        graph: *mut ffi::Graph,
+        what: Activity,
+        residency: &mut Residency,
+    ) -> Result<(), ExecError> {
+        let before = residency.enter(what);
         // SAFETY: backend and graph are alive, and this thread owns both.
-        match unsafe { ffi::ggml_backend_graph_compute(self.cpu, graph) } {
+        let status = unsafe { ffi::ggml_backend_graph_compute(self.cpu, graph) };
+        residency.enter(before);
+        match status {
             ffi::STATUS_SUCCESS => Ok(()),
             status => Err(ExecError::Status(status)),
         }
@@ -163,12 +182,14 @@ impl Executor {
         if shared && residency.lacks_some(next) {
             // SAFETY: the first step is a product, whose input is alive and
             // was computed before this graph.
+            let before = residency.enter(Activity::Predict);
             let ranked = unsafe {
                 let input = &*(*program.steps[0].node).src[1];
-                let n_embd = input.ne[0] as usize;
-                routers.rank(&self.numbers, layer.index, program.k, input.data.cast(), n_embd)
+                let input = std::slice::from_raw_parts(input.data.cast(), input.ne[0] as usize);
+                self.predictor.rank(&self.numbers, routers, layer.index, program.k, input)
             };
-            residency.predict(next, &ranked)?;
+            residency.predict(next, ranked)?;
+            residency.enter(before);
         }
         Ok(())
     }
@@ -182,13 +203,13 @@ impl Executor {
     ) -> Result<(), ExecError> {
         let columns = std::mem::take(&mut self.columns);
         let mut ready = std::mem::take(&mut self.ready);
-        residency.take_ready(&mut ready)?;
+        let stage = residency.take_ready(program.in_stages(), &mut ready)?;
         let result =
             if whole && ready.len() == columns.len() && residency.is_mirrored(program.layer) {
                 self.in_place(program, residency, graph)
                     .and_then(|()| Ok(residency.finish(&ready)?))
             } else {
-                self.in_groups(program, residency, &columns, &mut ready)
+                self.in_groups(program, residency, &columns, stage, &mut ready)
             };
         self.ready = ready;
         self.columns = columns;
@@ -238,7 +259,7 @@ impl Executor {
     fn in_place(
         &mut self,
         program: &Program,
-        residency: &Residency,
+        residency: &mut Residency,
         graph: *mut ffi::Graph,
     ) -> Result<(), ExecError> {
         let mut originals: Vec<(*mut Tensor, *mut c_void)> = Vec::new();
@@ -253,7 +274,7 @@ impl Executor {
                 }
             }
         }
-        let result = self.run(graph);
+        let result = self.run(graph, Activity::Experts, residency);
         for (weights, data) in originals {
             // SAFETY: as above.
             unsafe { (*weights).data = data };
@@ -267,9 +288,11 @@ impl Executor {
         program: &Program,
         residency: &mut Residency,
         columns: &[ExpertColumns],
+        mut stage: Stage,
         ready: &mut Vec<u32>,
     ) -> Result<(), ExecError> {
         self.copy_endangered_inputs(program);
+        self.workspace.clear_halves();
         while !ready.is_empty() {
             let mut rest = &ready[..];
             while !rest.is_empty() {
@@ -295,13 +318,16 @@ impl Executor {
                         .part_ptr(program.layer, part, expert)
                         .map_or(std::ptr::null_mut(), |p| p.cast())
                 };
-                let graph = self.workspace.build(program, &group, &inputs, &data);
-                self.run(graph)?;
+                let graph = self.workspace.build(program, stage, &group, &inputs, &data);
+                self.run(graph, Activity::Experts, residency)?;
                 self.workspace.copy_out();
-                residency.finish(now)?;
+                match stage {
+                    Stage::First => self.workspace.keep_halves(program, &group),
+                    Stage::Whole | Stage::Second => residency.finish(now)?,
+                }
                 rest = later;
             }
-            residency.take_ready(ready)?;
+            stage = residency.take_ready(program.in_stages(), ready)?;
         }
         Ok(())
     }

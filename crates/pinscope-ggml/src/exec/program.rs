@@ -59,9 +59,18 @@ pub struct Program {
     pub tokens: usize,
     /// The nodes in order; views between them are left out.
     pub steps: Vec<Step>,
+    /// The first step that needs the part that is read last, if others come
+    /// before it: steps up to here can be computed while that part is read.
+    pub cut: Option<usize>,
 }
 
 impl Program {
+    /// Whether an expert may be computed before its last part has come. For
+    /// prompts there are enough other experts to compute.
+    pub fn in_stages(&self) -> bool {
+        self.tokens == 1 && self.cut.is_some()
+    }
+
     /// Weight of a column, `token * k + choice`, in its token's result; 0 where
     /// the model applies weights outside of the program.
     pub fn weight(&self, numbers: &Numbers, column: u32) -> f32 {
@@ -118,6 +127,7 @@ pub fn find(
         k: usize::try_from(ids.ne[0]).ok()?,
         tokens: usize::try_from(ids.ne[1]).ok()?,
         steps: Vec::new(),
+        cut: None,
     };
     let mut taken = 0;
     for &node in nodes {
@@ -135,6 +145,8 @@ pub fn find(
         return None;
     }
     finder.mark_outputs(&mut program, &nodes[taken..]);
+    let last = map.layers()[program.layer].parts.len() - 1;
+    program.cut = program.steps.iter().position(|s| s.part == Some(last)).filter(|&at| at > 0);
     Some((program, taken))
 }
 

@@ -112,6 +112,7 @@ pub fn engine(path: &Path, permille: u64, reader: ReaderKind) -> Engine {
         reader,
         pins: None,
         repin: false,
+        prefetch: true,
     })
     .unwrap()
 }

@@ -1,12 +1,13 @@
 //! How experts get slots and bytes.
 
-use std::sync::Arc;
 use std::time::Instant;
 
+use super::pass::last_part;
 use super::{Residency, ResidencyError, State, PARTS_PER_EXPERT};
 use crate::layout::PAGE;
 use crate::policy::ExpertId;
-use crate::reader::{ReadClass, ReadRequest};
+use crate::reader::{ReadClass, ReadDone, ReadError, ReadRequest};
+use crate::timeline::Activity;
 
 impl Residency {
     /// Position of a part in the arena, congruent to its position in the file.
@@ -29,12 +30,25 @@ impl Residency {
             self.pass.loading += 1;
             self.load(layer, expert, slot, ReadClass::Demand)?;
         }
-        self.reader.kick();
+        self.kick();
         Ok(())
+    }
+
+    pub(super) fn kick(&mut self) {
+        let outer = self.clock.enter(Activity::Submit);
+        self.reader.kick();
+        self.clock.enter(outer);
     }
 
     /// A free slot, or that of the expert that gives way.
     pub(super) fn slot_for(&mut self, layer: usize, expert: u32) -> Option<u64> {
+        let outer = self.clock.enter(Activity::Evict);
+        let slot = self.find_slot(layer, expert);
+        self.clock.enter(outer);
+        slot
+    }
+
+    fn find_slot(&mut self, layer: usize, expert: u32) -> Option<u64> {
         let class = self.layout.class_of_layer[layer];
         let id = self.id(layer, expert);
         let pool = &mut self.pools[class];
@@ -67,63 +81,111 @@ impl Residency {
         slot: u64,
         class: ReadClass,
     ) -> Result<(), ResidencyError> {
+        let outer = self.clock.enter(Activity::Submit);
         let id = self.id(layer, expert);
-        let map = Arc::clone(&self.map);
-        let parts = &map.layers()[layer].parts;
         if !self.is_pinned[id.0 as usize] {
             self.pools[self.layout.class_of_layer[layer]].policy.on_insert(id);
         }
+        let parts = self.map.layers()[layer].parts.len();
+        let prefetch = class == ReadClass::Prefetch;
         self.state[id.0 as usize] =
-            State::Loading { slot, parts: parts.len() as u8, failed: false };
-        for (i, part) in parts.iter().enumerate() {
+            State::Loading { slot, missing: all_parts(parts), failed: false, prefetch };
+        // In the order of use, the down projection last.
+        for i in 0..parts {
+            let part = &self.map.layers()[layer].parts[i];
+            let (file, bytes) = (part.file, part.bytes);
+            let offset = part.offset + u64::from(expert) * bytes;
             let dest = self.part_position(layer, i, expert, slot);
-            self.arena.note_use((dest + part.bytes) as usize);
+            self.arena.note_use((dest + bytes) as usize);
             self.reader.submit(ReadRequest {
                 tag: u64::from(id.0) * PARTS_PER_EXPERT + i as u64,
-                file: part.file,
-                offset: part.offset + u64::from(expert) * part.bytes,
-                len: part.bytes as usize,
+                file,
+                offset,
+                len: bytes as usize,
                 dest: dest as usize,
                 class,
             })?;
-            self.counters().bytes_read += part.bytes;
             if self.on_the_way == 0 {
                 (self.asked, self.asked_bytes) = (Instant::now(), 0);
             }
-            self.on_the_way += part.bytes;
-            self.asked_bytes += part.bytes;
+            self.on_the_way += bytes;
+            self.asked_bytes += bytes;
         }
+        let in_flight = self.on_the_way;
+        if let Some(recorder) = self.clock.recorder() {
+            recorder.read_begins(id, prefetch, in_flight);
+        }
+        self.clock.enter(outer);
         Ok(())
     }
 
     /// Takes what the reader has finished into account; waits for something
     /// to finish if `block`.
     pub(super) fn collect(&mut self, block: bool) -> Result<(), ResidencyError> {
+        let outer = self.clock.enter(if block { Activity::Wait } else { Activity::Submit });
         let mut done = std::mem::take(&mut self.done);
-        let mut result = self.reader.reap(&mut done, block);
+        let result = self.reader.reap(&mut done, block).map_err(ResidencyError::from);
+        let failed = self.account(&mut done);
+        self.done = done;
+        self.clock.enter(outer);
+        result.and(failed)
+    }
+
+    /// Takes back prefetches that the disk does not have yet.
+    pub(super) fn drop_queued_prefetches(&mut self) -> Result<(), ResidencyError> {
+        let outer = self.clock.enter(Activity::Submit);
+        let mut done = std::mem::take(&mut self.done);
+        self.reader.cancel_queued_prefetches(&mut done);
+        let failed = self.account(&mut done);
+        self.done = done;
+        self.clock.enter(outer);
+        failed
+    }
+
+    /// Accounts for reads that are over. Fails with the first one that an open
+    /// pass needed.
+    fn account(&mut self, done: &mut Vec<ReadDone>) -> Result<(), ResidencyError> {
+        let per_layer = self.map.experts_per_layer() as usize;
+        let mut result = Ok(());
         for read in done.drain(..) {
             let id = (read.tag / PARTS_PER_EXPERT) as usize;
-            let State::Loading { slot, parts, failed } = self.state[id] else { continue };
-            let failed = failed || read.result.is_err();
-            let per_layer = self.map.experts_per_layer() as usize;
+            let State::Loading { slot, missing, failed, prefetch } = self.state[id] else {
+                continue;
+            };
             let part = (read.tag % PARTS_PER_EXPERT) as usize;
-            self.on_the_way -= self.map.layers()[id / per_layer].parts[part].bytes;
-            if result.is_ok() && self.in_use[id] {
-                result = read.result;
+            let parts = &self.map.layers()[id / per_layer].parts;
+            let (bytes, last) = (parts[part].bytes, last_part(parts.len()));
+            self.on_the_way -= bytes;
+            let first_failure = read.result.is_err() && !failed;
+            let failed = failed || first_failure;
+            let missing = missing & !(1 << part);
+            self.state[id] = State::Loading { slot, missing, failed, prefetch };
+            match read.result {
+                Ok(()) => self.counters().bytes_read += bytes,
+                // Nobody wanted it any more.
+                Err(ReadError::Cancelled) => {
+                    self.counters().prediction.dropped += u64::from(first_failure);
+                }
+                Err(e) if self.in_use[id] => result = result.and(Err(e.into())),
+                Err(_) => {}
             }
-            self.state[id] = State::Loading { slot, parts: parts - 1, failed };
-            if parts == 1 {
+            if missing == 0 {
                 self.landed(id, slot, failed);
+            } else if missing == last && !failed && self.in_use[id] {
+                self.pass.all_but_last_landed((id % per_layer) as u32);
             }
         }
-        self.done = done;
-        Ok(result?)
+        result
     }
 
     /// All parts of an expert are back.
     fn landed(&mut self, id: usize, slot: u64, failed: bool) {
         let per_layer = self.map.experts_per_layer() as usize;
         let (layer, expert) = (id / per_layer, (id % per_layer) as u32);
+        let in_flight = self.on_the_way;
+        if let Some(recorder) = self.clock.recorder() {
+            recorder.read_ends(ExpertId(id as u32), in_flight);
+        }
         if failed {
             let pool = &mut self.pools[self.layout.class_of_layer[layer]];
             if !self.is_pinned[id] {
@@ -137,15 +199,19 @@ impl Residency {
             self.state[id] = State::Resident { slot };
         }
         if layer == self.pass.layer && self.in_use[id] {
-            self.pass.loading -= 1;
-            if failed {
-                // A prefetch of which a part had failed before the layer asked
-                // for it: read again, now in earnest. (The failure of a read
-                // that was asked for ends the pass, and this with it.)
-                self.pass.waiting.push_back(expert);
-            } else {
-                self.pass.ready.push_back(expert);
+            match failed {
+                // A prefetch of which a part had failed, or was taken back,
+                // before the layer asked for it: read again, now in earnest.
+                // (The failure of a read that was asked for ends the pass, and
+                // this with it.)
+                true => self.pass.again(expert),
+                false => self.pass.landed(expert),
             }
         }
     }
+}
+
+/// All parts of an expert, a bit each.
+fn all_parts(parts: usize) -> u8 {
+    (last_part(parts) << 1).wrapping_sub(1)
 }

@@ -7,7 +7,7 @@
 //!
 //! ```text
 //! begin(layer, demand) ── take_ready ── compute ── finish ──┐
-//!                             └──────── until None ─────────┘
+//!                             └─── until nothing comes ─────┘
 //! ```
 //!
 //! An expert is never evicted while it is read or computed. A layer may need
@@ -16,6 +16,7 @@
 
 mod drift;
 mod load;
+mod pass;
 mod pins;
 mod prefetch;
 mod shared;
@@ -23,11 +24,11 @@ mod shrink;
 mod stats;
 mod warm;
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-pub use stats::{Counters, Stats};
+pub use pass::Stage;
+pub use stats::{Counters, Prediction, Stats};
 
 use crate::arena::{Arena, ArenaError};
 use crate::layout::{Layout, TooSmall};
@@ -37,6 +38,8 @@ use crate::pin;
 use crate::policy::{self, ExpertId, Policy, PolicyKind, PolicyShape};
 use crate::profile::RoutingCounts;
 use crate::reader::{self, ModelFiles, ReadDone, ReadError, Reader, ReaderKind, ReaderOptions};
+use crate::timeline::chrome::{Recorder, Summary};
+use crate::timeline::{Activity, Stopwatch};
 
 /// What a pass needs of one expert.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -75,16 +78,19 @@ pub struct ResidencyOptions {
     pub policy: PolicyKind,
     /// How bytes are read.
     pub reader: ReaderKind,
+    /// Read experts before they are asked for, where that costs nothing.
+    pub prefetch: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     Absent,
-    /// Parts still to come, and whether one of them failed.
+    /// Parts still to come, a bit each, and whether one of them failed.
     Loading {
         slot: u64,
-        parts: u8,
+        missing: u8,
         failed: bool,
+        prefetch: bool,
     },
     Resident {
         slot: u64,
@@ -102,21 +108,6 @@ struct Pool {
     full: bool,
 }
 
-/// Experts of the pass that is open.
-#[derive(Default)]
-struct Pass {
-    layer: usize,
-    /// Missing, not yet given a slot.
-    waiting: VecDeque<u32>,
-    /// In RAM, not yet taken.
-    ready: VecDeque<u32>,
-    /// Being read.
-    loading: usize,
-    /// Taken, not yet finished.
-    taken: usize,
-    decode: bool,
-}
-
 /// The experts of one model in an arena of fixed size.
 pub struct Residency {
     map: Arc<ExpertMap>,
@@ -127,21 +118,24 @@ pub struct Residency {
     pools: Vec<Pool>,
     state: Vec<State>,
     in_use: Vec<bool>,
-    /// Experts that the next layer is predicted to need, and whether they were
-    /// prefetched for it: they give way only when nothing else can.
-    expected: Vec<(ExpertId, bool)>,
+    /// Experts that the next layer is predicted to need: they give way only
+    /// when nothing else can.
+    expected: Vec<(ExpertId, prefetch::Fate)>,
     is_expected: Vec<bool>,
     /// By expert: never gives way. See [`pins`].
     is_pinned: Vec<bool>,
     shared: Option<shared::Shared>,
     pins: Option<pins::Pins>,
     news: Option<String>,
+    /// Read what is predicted.
+    prefetch: bool,
     admission: prefetch::Admission,
     /// Bytes on their way, and when the first of them was asked for.
     on_the_way: u64,
     asked: Instant,
     asked_bytes: u64,
-    pass: Pass,
+    pass: pass::Pass,
+    clock: Stopwatch,
     /// The batch at hand is one token.
     decoding: bool,
     /// There was a pass: `pass` says which was the last one.
@@ -186,7 +180,8 @@ impl Residency {
             ReaderOptions::default(),
         )?;
         notes.extend(unlocked.map(|e| format!("{e}. Experts may be swapped out")));
-        let residency = Self::with_reader(map, layout, arena, reader, options.policy);
+        let mut residency = Self::with_reader(map, layout, arena, reader, options.policy);
+        residency.prefetch = options.prefetch;
         Ok((residency, notes))
     }
 
@@ -232,11 +227,13 @@ impl Residency {
             shared: None,
             pins: None,
             news: None,
+            prefetch: true,
             admission: prefetch::Admission::new(),
             on_the_way: 0,
             asked: Instant::now(),
             asked_bytes: 0,
-            pass: Pass::default(),
+            pass: pass::Pass::default(),
+            clock: Stopwatch::default(),
             decoding: true,
             begun: false,
             done: Vec::new(),
@@ -257,7 +254,28 @@ impl Residency {
 
     /// What happened so far.
     pub fn stats(&self) -> Stats {
-        self.stats
+        let mut stats = self.stats;
+        [stats.prompt.split, stats.decode.split] = self.clock.splits();
+        stats
+    }
+
+    /// Tells what the computing thread does from now on; returns what it did
+    /// until now.
+    pub fn enter(&mut self, activity: Activity) -> Activity {
+        self.clock.enter(activity)
+    }
+
+    /// Records what happens from now on.
+    pub fn record(&mut self, recorder: Recorder) {
+        self.clock.record(recorder);
+    }
+
+    /// Ends the recording, if there is one.
+    ///
+    /// # Errors
+    /// What kept its file from being written.
+    pub fn finish_recording(&mut self) -> std::io::Result<Option<Summary>> {
+        self.clock.finish_recording()
     }
 
     /// What the router chose since the last call.
@@ -266,170 +284,17 @@ impl Residency {
         std::mem::replace(&mut self.routing, none)
     }
 
-    /// Opens a pass through `layer` (a position in [`ExpertMap::layers`]) for
-    /// a batch of `tokens`. Reads of missing experts are on their way when it
-    /// returns. `demand` lists each expert once.
-    ///
-    /// # Errors
-    /// When the system refuses a read.
-    pub fn begin(
-        &mut self,
-        layer: usize,
-        tokens: usize,
-        demand: &[Demand],
-    ) -> Result<(), ResidencyError> {
-        debug_assert!(self.pass.waiting.is_empty() && self.pass.taken == 0);
-        // With LoRA and the like a layer is several passes.
-        let again = layer == self.pass.layer && self.map.layers().len() > 1 && self.begun;
-        if layer == 0 || tokens > 1 {
-            // The last layer sees only the tokens that produce output: one
-            // token there can be the end of a prompt.
-            self.decoding = tokens <= 1;
-        }
-        self.pass = Pass { layer, decode: self.decoding, ..Pass::default() };
-        self.begun = true;
-        self.collect(false)?;
-        if layer == 0 {
-            self.check_daemon();
-        }
-        if !again {
-            self.watch(layer, tokens, demand);
-        }
-        let class = self.layout.class_of_layer[layer];
-        self.judge_predictions(layer, demand);
-        for d in demand {
-            let id = self.id(layer, d.expert);
-            self.in_use[id.0 as usize] = true;
-            if !again {
-                let weight = d.weight / d.tokens.max(1) as f32;
-                self.pools[class].policy.on_select(id, d.tokens, weight);
-            }
-            match self.state[id.0 as usize] {
-                State::Resident { .. } | State::Shared => {
-                    let shared = self.state[id.0 as usize] == State::Shared;
-                    let pinned = shared || self.is_pinned[id.0 as usize];
-                    self.counters().hits += 1;
-                    self.counters().pinned_hits += u64::from(pinned);
-                    self.pass.ready.push_back(d.expert);
-                }
-                State::Loading { .. } => {
-                    self.counters().misses += 1;
-                    self.pass.loading += 1;
-                    for part in 0..self.map.layers()[layer].parts.len() {
-                        self.reader.promote(u64::from(id.0) * PARTS_PER_EXPERT + part as u64);
-                    }
-                }
-                State::Absent => {
-                    self.counters().misses += 1;
-                    self.pass.waiting.push_back(d.expert);
-                }
-            }
-        }
-        self.load_waiting()
-    }
-
-    /// Accounts for what the router chose in a layer.
-    fn watch(&mut self, layer: usize, tokens: usize, demand: &[Demand]) {
-        if layer == 0 {
-            for pool in &mut self.pools {
-                pool.policy.on_token();
-            }
-            self.counters().tokens += tokens as u64;
-        }
-        if self.pass.decode {
-            self.admission.layer_begins(Instant::now());
-        }
-        let first = self.id(layer, 0).0 as usize;
-        let phase = match self.pass.decode {
-            true => &mut self.routing.decode,
-            false => &mut self.routing.prefill,
-        };
-        if layer == 0 {
-            phase.tokens += tokens as f64;
-        }
-        for d in demand {
-            phase.chosen[first + d.expert as usize] += f64::from(d.tokens);
-            phase.weight[first + d.expert as usize] += f64::from(d.weight);
-        }
-        self.watch_pins(layer, tokens, demand);
-    }
-
-    /// Experts of the open pass that are ready to compute, each once; an empty
-    /// list when the pass has no more. Waits for the disk only when nothing
-    /// is ready.
-    ///
-    /// # Errors
-    /// A failed read of an expert of this pass. The pass is over then, and no
-    /// read of it is on its way any more.
-    pub fn take_ready(&mut self, out: &mut Vec<u32>) -> Result<(), ResidencyError> {
-        out.clear();
-        let taken = self.collect(false).and_then(|()| {
-            self.load_waiting()?;
-            // A slot may also come free when a prefetch lands.
-            while self.pass.ready.is_empty()
-                && (self.pass.loading > 0
-                    || (!self.pass.waiting.is_empty() && self.reader.outstanding() > 0))
-            {
-                self.wait()?;
-                self.load_waiting()?;
-            }
-            if self.pass.ready.is_empty() && !self.pass.waiting.is_empty() && self.pass.taken == 0 {
-                let layer = self.map.layers()[self.pass.layer].index;
-                return Err(ResidencyError::Stuck { layer });
-            }
-            Ok(())
-        });
-        if let Err(e) = taken {
-            self.abort();
-            return Err(e);
-        }
-        out.extend(self.pass.ready.drain(..));
-        self.pass.taken += out.len();
-        Ok(())
-    }
-
-    /// Gives back experts that were taken: they may be evicted from now on,
-    /// and experts that waited for a slot are read.
-    ///
-    /// # Errors
-    /// When the system refuses a read.
-    pub fn finish(&mut self, experts: &[u32]) -> Result<(), ResidencyError> {
-        for &e in experts {
-            let id = self.id(self.pass.layer, e);
-            self.in_use[id.0 as usize] = false;
-        }
-        self.pass.taken -= experts.len();
-        self.load_waiting()
-    }
-
-    /// Ends the open pass in any state: nothing is in use afterwards, and no
-    /// read is on its way.
-    pub fn abort(&mut self) {
-        self.pass.waiting.clear();
-        while self.reader.outstanding() > 0 {
-            // One read's failure is no matter now; a reader that has broken
-            // gives nothing back any more.
-            if let Err(ResidencyError::Read(ReadError::Broken { .. })) = self.collect(true) {
-                break;
-            }
-        }
-        self.pass = Pass::default();
-        self.begun = false;
-        self.in_use.fill(false);
-        self.expected.clear();
-        self.is_expected.fill(false);
-    }
-
-    /// Address of a part's bytes of an expert that was taken and not finished.
+    /// Address of a part's bytes of an expert that was taken and not finished;
+    /// `None` for parts that are not in RAM.
     pub fn part_ptr(&self, layer: usize, part: usize, expert: u32) -> Option<*mut u8> {
-        match self.state[self.id(layer, expert).0 as usize] {
-            State::Resident { slot } => {
-                let at = self.part_position(layer, part, expert, slot);
-                Some(self.arena.ptr(at as usize))
-            }
-            State::Shared => self.shared_ptr(layer, part, expert),
-            State::Absent | State::Loading { .. } => None,
-        }
+        let slot = match self.state[self.id(layer, expert).0 as usize] {
+            State::Resident { slot } => slot,
+            State::Loading { slot, missing, .. } if missing & (1 << part) == 0 => slot,
+            State::Shared => return self.shared_ptr(layer, part, expert),
+            State::Absent | State::Loading { .. } => return None,
+        };
+        let at = self.part_position(layer, part, expert, slot);
+        Some(self.arena.ptr(at as usize))
     }
 
     /// Whether all experts of `layer` have room of their own and lie in it as
@@ -445,18 +310,6 @@ impl Residency {
             Some(parts) => self.arena.ptr(parts[part] as usize),
             None => std::ptr::null_mut(),
         }
-    }
-
-    /// Waits until something lands.
-    fn wait(&mut self) -> Result<(), ResidencyError> {
-        let start = Instant::now();
-        let result = self.collect(true);
-        let waited = start.elapsed();
-        self.counters().wait_ns += waited.as_nanos() as u64;
-        let all = self.on_the_way == 0;
-        let bytes = if all { self.asked_bytes } else { 0 };
-        self.admission.waited(waited, bytes, self.asked.elapsed());
-        result
     }
 
     fn counters(&mut self) -> &mut Counters {

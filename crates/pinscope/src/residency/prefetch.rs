@@ -3,14 +3,18 @@
 //! A read that nobody asked for yet is only free while the disk has nothing
 //! else to do; on a busy disk it delays the reads that arithmetic waits for
 //! (other engines lost 20 to 30 % that way). So a prefetch is admitted only
-//! into the time in which the disk would idle until the next layer asks: the
-//! time of a layer without waiting, less what the reads on their way need.
-//! Both are measured as the run goes. A predictor that is mostly wrong is not
-//! listened to.
+//! into the time in which the disk would idle until the next layer asks. Where
+//! arithmetic is the longer part, that is the time of a layer less what the
+//! reads on their way need. Where the disk is, it is the time from the last
+//! read's landing to the next layer's demand, in which attention is computed.
+//! All of it is measured as the run goes. The queue puts prefetches behind
+//! demand, and what the disk has not begun when the next layer asks is taken
+//! back. A predictor that is mostly wrong is not listened to.
 
 use std::time::{Duration, Instant};
 
 use super::{Demand, Residency, ResidencyError, State};
+use crate::policy::ExpertId;
 use crate::reader::ReadClass;
 
 /// How much a new measurement counts against the mean so far.
@@ -28,9 +32,12 @@ pub(super) struct Admission {
     bandwidth: f64,
     /// Seconds from one layer to the next without waiting.
     layer_seconds: f64,
+    /// Of these, seconds from the end of a layer's experts on.
+    rest_seconds: f64,
     /// Share of prefetched experts that the next layer used.
     precision: f64,
     last_layer: Option<Instant>,
+    last_end: Option<Instant>,
     waited: Duration,
     since_probe: u32,
 }
@@ -42,8 +49,10 @@ impl Admission {
             // truth is known, after some tens of layers.
             bandwidth: 0.5e9,
             layer_seconds: 0.5e-3,
+            rest_seconds: 0.1e-3,
             precision: 0.6,
             last_layer: None,
+            last_end: None,
             waited: Duration::ZERO,
             since_probe: 0,
         }
@@ -58,7 +67,18 @@ impl Admission {
                 self.layer_seconds += FRESH * (busy - self.layer_seconds);
             }
         }
+        if let Some(end) = self.last_end.take() {
+            let rest = now.duration_since(end).as_secs_f64();
+            if rest < 1.0 {
+                self.rest_seconds += FRESH * (rest - self.rest_seconds);
+            }
+        }
         self.waited = Duration::ZERO;
+    }
+
+    /// The experts of a layer are computed at `now`.
+    pub fn layer_ends(&mut self, now: Instant) {
+        self.last_end = Some(now);
     }
 
     /// Arithmetic waited until `bytes`, all that was on its way, had landed
@@ -87,7 +107,7 @@ impl Admission {
             self.since_probe = 0;
         }
         let idle = self.layer_seconds - on_the_way as f64 / self.bandwidth;
-        (idle.max(0.0) * self.bandwidth) as u64
+        (idle.max(self.rest_seconds) * self.bandwidth) as u64
     }
 }
 
@@ -112,53 +132,101 @@ impl Residency {
         // would only chase each other out.
         let roomy = self.layout.classes[class].slots as usize > 4 * ranked.len();
         let waiting = self.pass.waiting.len() as u64 * bytes;
-        let mut budget = self.admission.budget(self.on_the_way + waiting);
+        let mut budget = match self.prefetch {
+            true if roomy => self.admission.budget(self.on_the_way + waiting),
+            _ => 0,
+        };
         for &expert in ranked {
             let id = self.id(layer, expert);
-            let mut prefetched = false;
+            let mut fate = Fate::Known;
             self.is_expected[id.0 as usize] = true;
-            // Half an expert in time is worth it: the rest is on its way then.
-            if self.state[id.0 as usize] == State::Absent && roomy && budget * 2 >= bytes {
-                if let Some(slot) = self.slot_for(layer, expert) {
-                    self.load(layer, expert, slot, ReadClass::Prefetch)?;
-                    self.counters().prefetched += 1;
-                    budget = budget.saturating_sub(bytes);
-                    prefetched = true;
+            if self.state[id.0 as usize] == State::Absent {
+                fate = Fate::Missing;
+                // Half an expert in time is worth it: the rest is on its way then.
+                if budget * 2 >= bytes {
+                    if let Some(slot) = self.slot_for(layer, expert) {
+                        self.load(layer, expert, slot, ReadClass::Prefetch)?;
+                        budget = budget.saturating_sub(bytes);
+                        fate = Fate::Prefetched;
+                    }
                 }
             }
-            self.expected.push((id, prefetched));
+            self.expected.push((id, fate));
         }
-        self.reader.kick();
+        self.kick();
         Ok(())
     }
 
     /// Compares what was predicted for `layer` with what it asks for.
     pub(super) fn judge_predictions(&mut self, layer: usize, demand: &[Demand]) {
-        for (id, prefetched) in std::mem::take(&mut self.expected) {
+        if self.expected.is_empty() {
+            return;
+        }
+        let bytes = self.map.layers()[layer].expert_bytes();
+        let absent = |r: &Self, id: ExpertId| {
+            matches!(r.state[id.0 as usize], State::Absent | State::Loading { .. })
+        };
+        let mut seen = self.counters().prediction;
+        seen.chosen += demand.len() as u64;
+        let missed = demand.iter().filter(|d| absent(self, self.id(layer, d.expert))).count();
+        seen.missing_chosen += missed as u64;
+        let mut needed = 0;
+        for at in 0..self.expected.len() {
+            let (id, fate) = self.expected[at];
             self.is_expected[id.0 as usize] = false;
             let used = demand.iter().any(|d| self.id(layer, d.expert) == id);
-            if prefetched {
+            seen.chosen_right += u64::from(used);
+            if fate != Fate::Known {
+                seen.missing += 1;
+                seen.missing_right += u64::from(used);
+            }
+            if fate == Fate::Prefetched {
                 self.admission.judged(used);
-                self.counters().prefetch_used += u64::from(used);
+                seen.prefetched += 1;
+                seen.prefetch_used += u64::from(used);
+                if used && !absent(self, id) {
+                    // It landed in time, and counts as a hit.
+                    seen.missing_chosen += 1;
+                    needed += bytes;
+                }
             }
         }
+        self.expected.clear();
+        self.counters().prediction = seen;
+        self.counters().bytes_needed += needed;
     }
+}
+
+/// What became of a predicted expert.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fate {
+    /// In RAM or being read already.
+    Known,
+    /// Not in RAM, and left there.
+    Missing,
+    /// Not in RAM, and read.
+    Prefetched,
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// A disk of 1 GB/s and layers of 2 ms.
-    fn measured() -> Admission {
+    /// A disk of 1 GB/s and layers of 2 ms, of which `rest` are not experts.
+    fn measured_with(rest: Duration) -> Admission {
         let mut a = Admission::new();
         let start = Instant::now();
         for i in 0..500u32 {
-            a.layer_begins(start + i * Duration::from_millis(3));
             let ms = Duration::from_millis;
+            a.layer_begins(start + i * ms(3));
             a.waited(ms(1), 1_000_000, ms(1));
+            a.layer_ends(start + (i + 1) * ms(3) - rest);
         }
         a
+    }
+
+    fn measured() -> Admission {
+        measured_with(Duration::ZERO)
     }
 
     #[test]
@@ -170,8 +238,10 @@ mod tests {
     }
 
     #[test]
-    fn a_busy_disk_leaves_no_budget() {
-        assert_eq!(measured().budget(2_100_000), 0);
+    fn a_busy_disk_has_the_time_of_attention_and_no_more() {
+        assert!(measured().budget(2_100_000) < 100);
+        let got = measured_with(Duration::from_micros(500)).budget(2_100_000);
+        assert!((got as f64 - 0.5e6).abs() < 1e3, "{got}");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Filling the arena before the first token: all experts where they fit, the
 //! pinned ones where not.
 
-use super::{Pass, Residency, ResidencyError, State};
+use super::{Residency, ResidencyError, State};
 
 impl Residency {
     /// Loads every expert that has a slot of its own, in the order of the
@@ -44,7 +44,7 @@ impl Residency {
     /// Loads those of the `experts` of a layer that are not in RAM.
     fn load_now(&mut self, layer: usize, mut experts: Vec<u32>) -> Result<(), ResidencyError> {
         experts.retain(|&e| self.state[self.id(layer, e).0 as usize] == State::Absent);
-        self.pass = Pass { layer, ..Pass::default() };
+        self.pass.reset(layer, false);
         for &expert in &experts {
             let id = self.id(layer, expert);
             self.in_use[id.0 as usize] = true;
@@ -53,7 +53,7 @@ impl Residency {
         self.load_waiting()?;
         let mut ready = Vec::new();
         loop {
-            self.take_ready(&mut ready)?;
+            self.take_ready(false, &mut ready)?;
             if ready.is_empty() {
                 return Ok(());
             }

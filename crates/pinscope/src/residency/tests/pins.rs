@@ -119,7 +119,7 @@ fn what_the_router_chose_is_counted_once_a_layer_and_phase() {
     let mut ready = Vec::new();
     let mut run = |layer, tokens, expert| {
         r.begin(layer, tokens, &[Demand { expert, tokens: tokens as u32, weight: 0.25 }]).unwrap();
-        r.take_ready(&mut ready).unwrap();
+        r.take_ready(false, &mut ready).unwrap();
         r.finish(&ready).unwrap();
     };
     // A prompt of three tokens, then one token whose layer 1 comes in two passes.
