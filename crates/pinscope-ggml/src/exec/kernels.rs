@@ -163,3 +163,40 @@ fn probed(numbers: &Numbers) -> Vec<(u32, Own)> {
         })
         .collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use llama_cpp_sys_2 as _; // links ggml
+
+    use super::*;
+
+    /// ggml is compiled here with the instructions that our kernels mirror, so
+    /// a kernel that the probe refuses is a wrong one.
+    #[test]
+    #[cfg(target_arch = "x86_64")]
+    fn the_probe_accepts_each_type_in_the_order_that_ggml_has() {
+        if !is_x86_feature_detected!("avx2") {
+            return;
+        }
+        crate::api::link();
+        let found = probed(&ffi::check().unwrap());
+        assert_eq!(found.len(), WeightType::ALL.len());
+        for (_, own) in found {
+            let large = own.kernel.weight_type().block_len() == 256;
+            let many = if large { Order::Tiled } else { Order::VecDot };
+            assert_eq!((own.few, own.many), (Some(Order::VecDot), Some(many)), "{:?}", own.kernel);
+        }
+    }
+
+    #[test]
+    fn the_probe_refuses_other_bits() {
+        crate::api::link();
+        let numbers = ffi::check().unwrap();
+        let prober = probe::Prober::new(numbers).unwrap();
+        for kernel in kernels_for(WeightType::Q4K) {
+            let (type_, _) = probed(&numbers)[0];
+            assert!(prober.agrees(type_, &kernel, Order::VecDot, 7));
+            assert!(!prober.agrees(type_, &kernel, Order::Tiled, 7), "another order");
+        }
+    }
+}
