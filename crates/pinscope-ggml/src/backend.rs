@@ -125,12 +125,18 @@ fn cpu_function(name: &std::ffi::CStr) -> *mut c_void {
 }
 
 unsafe extern "C" fn set_threads(backend: *mut Backend, n: i32) {
+    // SAFETY: ggml passes our backend.
+    set_cpu_threads(unsafe { (*(*backend).context.cast::<Context>()).cpu }, n);
+}
+
+/// Sets with how many threads one of ggml's CPU backends computes.
+pub(crate) fn set_cpu_threads(cpu: *mut Backend, n: i32) {
     let f = cpu_function(SET_THREADS);
     if !f.is_null() {
         // SAFETY: ggml's CPU backend has this function under this name.
         unsafe {
             let f: SetThreads = std::mem::transmute(f);
-            f((*(*backend).context.cast::<Context>()).cpu, n);
+            f(cpu, n);
         }
     }
 }

@@ -16,6 +16,8 @@ pub const API_VERSION: i32 = 3;
 
 /// `GGML_OP_COUNT`; ggml reads out of bounds for the name of a number above.
 const OP_COUNT: u32 = 101;
+/// At most `GGML_TYPE_COUNT`; ggml reads out of bounds for the name of a number above.
+pub const TYPE_COUNT: u32 = 40;
 pub const MAX_SRC: usize = 10;
 pub const STATUS_SUCCESS: i32 = 0;
 pub const STATUS_FAILED: i32 = -1;
@@ -346,7 +348,7 @@ pub fn check() -> Result<Numbers, Incompatible> {
             .ok_or_else(|| Incompatible(format!("it has no operation {name}")))
     };
     let type_ = |name: &str| {
-        (0..32)
+        (0..TYPE_COUNT)
             // SAFETY: `ggml_type_name` answers null or a constant for any number.
             .find(|&t| unsafe { text(ggml_type_name(t)) } == name)
             .ok_or_else(|| Incompatible(format!("it has no type {name}")))

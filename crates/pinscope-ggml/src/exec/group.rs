@@ -1,14 +1,17 @@
 //! Computes a program for some of its experts.
 //!
 //! The columns of the chosen experts are put side by side, expert by expert,
-//! and the program's steps are rebuilt on them as a small ggml graph: one
-//! matrix product for each expert and part, one node for each other step.
-//! ggml's CPU backend computes it, so every quantisation and instruction set
-//! works and each column gets the bits that the whole graph would have given
-//! it. All columns of an expert stay together: ggml picks another kernel for
-//! eight rows and more, and splitting would change the choice.
+//! and the program's steps are rebuilt on them as a small ggml graph, which
+//! ggml's CPU backend computes: one node for the products of a part where our
+//! kernels give ggml's bits, otherwise ggml's own matrix product for each
+//! expert and part, and one node for each other step. So every quantisation
+//! and instruction set works and each column gets the bits that the whole
+//! graph would have given it. All columns of an expert stay together: ggml
+//! picks another kernel for eight rows and more, and splitting would change
+//! the choice.
 
 mod halves;
+mod products;
 mod scratch;
 
 use std::ffi::c_void;
@@ -19,9 +22,11 @@ use pinscope::residency::Stage;
 use crate::ffi::{self, Numbers, Tensor};
 
 use super::program::{Program, Source, Step};
-use super::rows::{self, Kernels, Products, Work};
+use super::rows::{Inputs, Products};
 use halves::Halves;
-use scratch::{blank, part_of_rows};
+use products::Quantised;
+pub(super) use scratch::blank;
+use scratch::part_of_rows;
 
 /// Experts in one graph at most; bounds the tensors that it takes.
 pub const MAX_EXPERTS: usize = 256;
@@ -67,8 +72,10 @@ pub struct Workspace {
     scratch: Vec<u64>,
     used: usize,
     columns: Vec<u32>,
-    /// Nodes hold their addresses: the vector never grows.
+    /// Nodes hold their addresses: the vectors never grow.
     products: Vec<Products>,
+    inputs: Vec<Inputs>,
+    quantised: Vec<Quantised>,
     /// ggml's tensor and our result, for [`Workspace::copy_out`].
     outputs: Vec<(*mut Tensor, *mut Tensor)>,
     /// Result of each step of the graph that was built last.
@@ -110,6 +117,8 @@ impl Workspace {
             used: 0,
             columns: Vec::new(),
             products: Vec::with_capacity(MAX_PRODUCTS),
+            inputs: Vec::with_capacity(MAX_PRODUCTS),
+            quantised: Vec::new(),
             outputs: Vec::new(),
             results: Vec::new(),
             halves: Halves::default(),
@@ -123,6 +132,8 @@ impl Workspace {
         self.tensors.clear();
         self.used = 0;
         self.products.clear();
+        self.inputs.clear();
+        self.quantised.clear();
         self.outputs.clear();
         self.graph
     }
@@ -152,7 +163,7 @@ impl Workspace {
         self.clear();
         let columns: Vec<u32> = group.iter().flat_map(|g| g.columns.iter().copied()).collect();
         let p = columns.len();
-        self.reserve(program, p);
+        self.reserve(program, group, p);
 
         let experts = group.iter().flat_map(|g| g.columns.iter().map(|_| g.expert as i32));
         let experts = self.i32s(experts);
@@ -175,8 +186,12 @@ impl Workspace {
         for step in &program.steps[steps] {
             // SAFETY: the program's nodes and their operands are alive.
             let node = unsafe { &*step.node };
+            let kernels = products::kernels(&self.numbers, step, group);
             let mut src = [std::ptr::null_mut(); 3];
             for (i, source) in step.sources.iter().enumerate() {
+                if kernels.is_some() && !matches!(source, Source::Step { .. }) {
+                    continue; // our kernels take operands as they lie
+                }
                 src[i] = match *source {
                     Source::None | Source::Expert => std::ptr::null_mut(),
                     Source::Ids => experts,
@@ -214,23 +229,11 @@ impl Workspace {
             let result = self.rows(node.ne[0], p);
             match step.part {
                 Some(part) => {
-                    // SAFETY: the weights of a product are alive.
-                    let kernels = rows::kernels(unsafe { (*node.src[0]).type_ });
-                    match kernels.filter(|_| program.tokens == 1) {
-                        Some(kernels) => {
-                            let x = src[1];
-                            self.token_products(
-                                step,
-                                part,
-                                group,
-                                (result, x),
-                                kernels,
-                                expert_data,
-                            );
-                        }
-                        None => {
-                            self.products(step, part, group, result, src[1], zeros, expert_data);
-                        }
+                    let of_part = |expert| expert_data(part, expert);
+                    let io = (result, src[1]);
+                    match kernels {
+                        Some(k) => self.own_products(program, step, group, k, io, inputs, &of_part),
+                        None => self.products(step, group, io, zeros, &of_part),
                     }
                 }
                 None => {
@@ -276,64 +279,14 @@ impl Workspace {
         }
     }
 
-    /// The products of all experts of the group for one token.
-    fn token_products(
-        &mut self,
-        step: &Step,
-        part: usize,
-        group: &[&ExpertColumns],
-        (result, input): (*mut Tensor, *mut Tensor),
-        kernels: Kernels,
-        expert_data: &dyn Fn(usize, u32) -> *mut c_void,
-    ) {
-        // SAFETY: the program's node, its weights, and tensors of this
-        // workspace are alive.
-        let (weights, out, x) = unsafe { (*(*step.node).src[0], *result, *input) };
-        let shared = step.sources[1] == Source::Same;
-        let room = rows::quantised_bytes(weights.ne[0] as usize).next_multiple_of(ALIGN);
-        let rooms = self.allot(if shared { room } else { room * group.len() });
-        let columns = group.iter().enumerate().map(|(i, g)| {
-            let own = if shared { 0 } else { i };
-            rows::Column {
-                weights: expert_data(part, g.expert).cast(),
-                input: x.data.cast::<u8>().wrapping_add(own * x.nb[1]).cast(),
-                quantised: rooms.wrapping_add(own * room),
-                out: out.data.cast::<u8>().wrapping_add(i * out.nb[1]).cast(),
-            }
-        });
-        assert!(self.products.len() < MAX_PRODUCTS, "too many products for one graph");
-        self.products.push(Products::new(&weights, kernels, columns.collect()));
-        let data = self.products.last_mut().map_or(std::ptr::null_mut(), std::ptr::from_mut);
-        if matches!(step.sources[1], Source::Step { .. }) {
-            // An earlier node of this graph computes the input.
-            let mut node = blank(self.numbers.f32, [1, 1], [4, 4], rooms.cast());
-            node.op = self.numbers.custom;
-            node.op_params = rows::params(Work::Quantise, data);
-            let node = self.tensor(node);
-            self.add(node);
-        } else {
-            // SAFETY: the input is there, and the rooms are new.
-            unsafe { (*data).quantise(0, 1) };
-        }
-        // SAFETY: `result` is a tensor of this workspace.
-        unsafe {
-            (*result).op = self.numbers.custom;
-            (*result).op_params = rows::params(Work::Multiply, data);
-        }
-        self.add(result);
-    }
-
     /// One product for each expert of the group, each on its own columns.
-    #[allow(clippy::too_many_arguments)]
     fn products(
         &mut self,
         step: &Step,
-        part: usize,
         group: &[&ExpertColumns],
-        result: *mut Tensor,
-        input: *mut Tensor,
+        (result, input): (*mut Tensor, *mut Tensor),
         zeros: *mut Tensor,
-        expert_data: &dyn Fn(usize, u32) -> *mut c_void,
+        expert_data: &dyn Fn(u32) -> *mut c_void,
     ) {
         // SAFETY: the program's node, its weights, and tensors of this
         // workspace are alive.
@@ -344,7 +297,7 @@ impl Workspace {
             let n = g.columns.len();
             let src0 = self.tensor(Tensor {
                 ne: [weights.ne[0], weights.ne[1], 1, 1],
-                data: expert_data(part, g.expert),
+                data: expert_data(g.expert),
                 op: self.numbers.none,
                 ..weights
             });

@@ -6,7 +6,9 @@
 //! computes the sub-graph as it is, with the weights' address put right.
 
 pub mod group;
+mod kernels;
 pub(crate) mod predict;
+mod probe;
 pub mod program;
 mod rows;
 

@@ -2,23 +2,23 @@
 
 use std::ffi::c_void;
 
-use super::{Workspace, ALIGN};
+use super::{products, ExpertColumns, Workspace, ALIGN};
 use crate::exec::program::{Program, Source};
-use crate::exec::rows;
 use crate::ffi::{self, Tensor};
 
 impl Workspace {
     /// Makes room before any address is taken.
-    pub(super) fn reserve(&mut self, program: &Program, p: usize) {
+    pub(super) fn reserve(&mut self, program: &Program, group: &[&ExpertColumns], p: usize) {
         let row = |t: &Tensor| (t.ne[0] as usize * 4 * p).next_multiple_of(ALIGN);
         let mut bytes = 4 * (p * 4).next_multiple_of(ALIGN) + ALIGN;
         for step in &program.steps {
             // SAFETY: nodes and operands are alive.
             unsafe {
                 bytes += row(&*step.node);
-                if step.part.is_some() && program.tokens == 1 {
+                if let Some(kernels) = products::kernels(&self.numbers, step, group) {
                     let n = (*(*step.node).src[0]).ne[0] as usize;
-                    bytes += rows::quantised_bytes(n).next_multiple_of(ALIGN) * p;
+                    bytes += kernels.input_bytes(n).next_multiple_of(ALIGN) * p;
+                    continue;
                 }
                 for (source, &operand) in step.sources.iter().zip(&(*step.node).src) {
                     if matches!(source, Source::Token | Source::Column) {
@@ -74,7 +74,7 @@ impl Workspace {
     }
 }
 
-pub(super) fn blank(type_: u32, ne: [i64; 2], nb: [usize; 2], data: *mut c_void) -> Tensor {
+pub(in crate::exec) fn blank(type_: u32, ne: [i64; 2], nb: [usize; 2], data: *mut c_void) -> Tensor {
     let all = nb[1] * ne[1] as usize;
     Tensor {
         type_,

@@ -1,0 +1,151 @@
+//! The products of a group: our own kernels' where their bits are ggml's,
+//! ggml's nodes otherwise.
+
+use std::ffi::c_void;
+
+use super::{blank, ExpertColumns, Workspace, ALIGN, MAX_PRODUCTS};
+use crate::exec::kernels::Kernels;
+use crate::exec::program::{Program, Source, Step};
+use crate::exec::rows::{self, Expert, Inputs, Products, Work};
+use crate::ffi::{Numbers, Tensor};
+
+/// The quantised inputs of a group's columns, kept for later steps.
+pub(super) struct Quantised {
+    /// The operand that they were made of.
+    of: *mut Tensor,
+    /// ggml's type.
+    type_: u32,
+    /// Of each column.
+    rows: Vec<*const u8>,
+}
+
+/// The kernels for all of a step's products with `group`; `None` where ggml's
+/// nodes have to compute some, and then all of them.
+pub(super) fn kernels(
+    numbers: &Numbers,
+    step: &Step,
+    group: &[&ExpertColumns],
+) -> Option<Kernels> {
+    step.part?;
+    // SAFETY: the program's node and its weights are alive.
+    let type_ = unsafe { (*(*step.node).src[0]).type_ };
+    Kernels::of(numbers, type_).filter(|k| group.iter().all(|g| k.serve(g.columns.len())))
+}
+
+impl Workspace {
+    /// Appends the products of `step` with `kernels` as one node, and if need
+    /// be one that quantises their inputs. `input` is an earlier step's result
+    /// where the step takes one.
+    #[allow(clippy::too_many_arguments)]
+    pub(super) fn own_products(
+        &mut self,
+        program: &Program,
+        step: &Step,
+        group: &[&ExpertColumns],
+        kernels: Kernels,
+        (result, input): (*mut Tensor, *mut Tensor),
+        inputs: &dyn Fn(*mut Tensor) -> *mut c_void,
+        expert_data: &dyn Fn(u32) -> *mut c_void,
+    ) {
+        // SAFETY: the program's node, its operands, and tensors of this
+        // workspace are alive.
+        let (weights, operand, out) =
+            unsafe { (*(*step.node).src[0], (*step.node).src[1], *result) };
+        let known = |q: &Quantised| q.of == operand && q.type_ == kernels.input_type();
+        let rows = match self.quantised.iter().find(|q| known(q)) {
+            Some(q) => q.rows.clone(),
+            None => {
+                let rows = self.quantise(program, step, group, kernels, input, inputs);
+                let type_ = kernels.input_type();
+                self.quantised.push(Quantised { of: operand, type_, rows: rows.clone() });
+                rows
+            }
+        };
+        let mut first = 0;
+        let experts = group.iter().map(|g| {
+            let columns = first..first + g.columns.len();
+            first = columns.end;
+            Expert { weights: expert_data(g.expert).cast(), columns }
+        });
+        let experts = experts.collect();
+        let results =
+            (0..rows.len()).map(|i| out.data.cast::<u8>().wrapping_add(i * out.nb[1]).cast());
+        let products = Products::new(&weights, kernels, experts, rows, results.collect());
+        assert!(self.products.len() < MAX_PRODUCTS, "too many products for one graph");
+        self.products.push(products);
+        let products = self.products.last_mut().map_or(std::ptr::null_mut(), std::ptr::from_mut);
+        // SAFETY: `result` is a tensor of this workspace.
+        unsafe {
+            (*result).op = self.numbers.custom;
+            (*result).op_params = rows::params(Work::Multiply(products));
+        }
+        self.add(result);
+    }
+
+    /// Has the inputs of a group's columns quantised, each once; gives the
+    /// place of each column's.
+    fn quantise(
+        &mut self,
+        program: &Program,
+        step: &Step,
+        group: &[&ExpertColumns],
+        kernels: Kernels,
+        input: *mut Tensor,
+        inputs: &dyn Fn(*mut Tensor) -> *mut c_void,
+    ) -> Vec<*const u8> {
+        // SAFETY: as above.
+        let (n, operand) = unsafe { ((*(*step.node).src[0]).ne[0] as usize, *(*step.node).src[1]) };
+        let source = step.sources[1];
+        let base = match source {
+            // SAFETY: as above.
+            Source::Step { .. } => unsafe { (*input).data },
+            // SAFETY: as above.
+            _ => inputs(unsafe { (*step.node).src[1] }),
+        };
+        // SAFETY: as above.
+        let step_bytes = if input.is_null() { 0 } else { unsafe { (*input).nb[1] } };
+        let columns = group.iter().flat_map(|g| g.columns.iter().map(|&c| c as usize));
+        let values: Vec<*const f32> = columns
+            .enumerate()
+            .map(|(i, column)| {
+                let (token, choice) = (column / program.k, column % program.k);
+                let offset = match source {
+                    Source::Token => token * operand.nb[2],
+                    Source::Column => token * operand.nb[2] + choice * operand.nb[1],
+                    Source::Step { .. } => i * step_bytes,
+                    _ => 0,
+                };
+                base.cast::<u8>().wrapping_add(offset).cast_const().cast()
+            })
+            .collect();
+        if kernels.takes_floats() {
+            return values.into_iter().map(|v| v.cast()).collect();
+        }
+        let room = kernels.input_bytes(n).next_multiple_of(ALIGN);
+        let mut distinct: Vec<*const f32> = values.clone();
+        distinct.sort_unstable();
+        distinct.dedup();
+        let rooms = self.allot(room * distinct.len());
+        let place = |i: usize| rooms.wrapping_add(i * room);
+        let quantised = values
+            .iter()
+            .map(|v| place(distinct.partition_point(|d| d < v)).cast_const())
+            .collect();
+        let rows = distinct.iter().enumerate().map(|(i, &v)| (v, place(i))).collect();
+        let work = Inputs { kernels, n, rows };
+        if program.tokens == 1 && !matches!(source, Source::Step { .. }) {
+            // SAFETY: the input is there, and the rooms are new.
+            unsafe { work.quantise(0, 1) };
+        } else {
+            assert!(self.inputs.len() < MAX_PRODUCTS, "too many products for one graph");
+            self.inputs.push(work);
+            let work = self.inputs.last_mut().map_or(std::ptr::null_mut(), std::ptr::from_mut);
+            let mut node = blank(self.numbers.f32, [1, 1], [4, 4], rooms.cast());
+            node.op = self.numbers.custom;
+            node.op_params = rows::params(Work::Quantise(work));
+            let node = self.tensor(node);
+            self.add(node);
+        }
+        quantised
+    }
+}

@@ -1,0 +1,103 @@
+//! IQ4_XS: blocks of 256 whose weights are places in a table, with a scale for
+//! each 32.
+
+use std::arch::x86_64::*;
+
+use super::common::{half, load, nibbles, signed_pairs, sum_floats, table};
+use super::rows::Steps;
+use super::tile::{self, Panel, Tile};
+use crate::blocks::{self, iq4_xs_scale, Q8K};
+
+/// Weights and their scale.
+pub type Part = (__m256i, i16);
+
+/// 4 bits, not evenly spaced.
+pub struct Iq4Xs;
+
+impl Steps for Iq4Xs {
+    const LEN: usize = 256;
+    const BYTES: usize = size_of::<blocks::Iq4Xs>();
+    const INPUT_BYTES: usize = size_of::<Q8K>();
+    const PARTS: usize = 8;
+    type Row = f32;
+    type Column = f32;
+    type Part = Part;
+    type Sums = __m256i;
+    type Total = __m256;
+
+    #[inline(always)]
+    unsafe fn zero() -> (__m256i, __m256) {
+        (_mm256_setzero_si256(), _mm256_setzero_ps())
+    }
+    #[inline(always)]
+    unsafe fn row(w: *const u8) -> f32 {
+        half((*w.cast::<blocks::Iq4Xs>()).d)
+    }
+    #[inline(always)]
+    unsafe fn column(x: *const u8) -> f32 {
+        (*x.cast::<Q8K>()).d
+    }
+    #[inline(always)]
+    unsafe fn part(w: *const u8, _: &f32, j: usize) -> Part {
+        let w = &*w.cast::<blocks::Iq4Xs>();
+        let places = nibbles(w.qs.as_ptr().add(16 * j));
+        let weights = _mm256_shuffle_epi8(table(&blocks::IQ4), places);
+        (weights, iq4_xs_scale(w.scales_l, w.scales_h, j))
+    }
+    #[inline(always)]
+    unsafe fn add(sums: __m256i, part: &Part, x: *const u8, j: usize) -> __m256i {
+        let x = load((*x.cast::<Q8K>()).qs.as_ptr().add(32 * j));
+        let pairs = signed_pairs(_mm256_abs_epi8(part.0), part.0, x);
+        _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(part.1)))
+    }
+    #[inline(always)]
+    unsafe fn close(total: __m256, sums: __m256i, row: &f32, column: &f32) -> __m256 {
+        _mm256_fmadd_ps(_mm256_set1_ps(row * column), _mm256_cvtepi32_ps(sums), total)
+    }
+    #[inline(always)]
+    unsafe fn finish(total: __m256, _: Option<(*const u8, *const u8)>) -> f32 {
+        sum_floats(total)
+    }
+}
+
+impl Tile for Iq4Xs {
+    const BYTES: usize = size_of::<blocks::Iq4Xs>();
+    const SCALES: usize = 1;
+    const MINS: bool = false;
+
+    #[inline(always)]
+    unsafe fn unpack(panel: &mut Panel, rows: &[*const u8; 8]) {
+        for (r, w) in rows.iter().enumerate() {
+            let w = &*w.cast::<blocks::Iq4Xs>();
+            panel.d[r] = half(w.d);
+            for i in 0..8 {
+                panel.scales[i][r] = [iq4_xs_scale(w.scales_l, w.scales_h, i); 2];
+            }
+        }
+        let (values, low) = (table(&blocks::IQ4), _mm256_set1_epi8(15));
+        for j in 0..4 {
+            let q = tile::transposed(rows, 8 + 32 * j);
+            for (g, q) in q.into_iter().enumerate() {
+                // 16 bytes hold 32 weights: low nibbles first.
+                let at = 16 * j + 8 * (g / 4) + g % 4;
+                let upper = _mm256_srli_epi16::<4>(q);
+                panel.set(at, _mm256_shuffle_epi8(values, _mm256_and_si256(q, low)));
+                panel.set(at + 4, _mm256_shuffle_epi8(values, _mm256_and_si256(upper, low)));
+            }
+        }
+    }
+    #[inline(always)]
+    unsafe fn products(q: &[__m256i; 8], scales: [__m256i; 2], x: *const i32) -> __m256i {
+        let mut sums = _mm256_setzero_si256();
+        for (g, &q) in q.iter().enumerate() {
+            let x = _mm256_set1_epi32(x.add(g).read_unaligned());
+            let pairs = signed_pairs(_mm256_abs_epi8(q), q, x);
+            sums = _mm256_add_epi32(sums, _mm256_madd_epi16(scales[0], pairs));
+        }
+        sums
+    }
+    #[inline(always)]
+    unsafe fn offset(_: &Panel, _: &Q8K) -> __m256i {
+        _mm256_setzero_si256()
+    }
+}

@@ -1,0 +1,40 @@
+//! AVX2 with FMA: the loops that all types share, and the choice of kernels.
+//!
+//! Methods of the traits here are inlined into functions that enable the
+//! instruction set; they cannot enable it themselves, since an attribute that
+//! does so does not go together with `inline(always)`.
+
+mod common;
+mod iq4_xs;
+mod k_mins;
+mod q6_k;
+mod rows;
+mod small;
+mod tile;
+
+use super::{Kernel, WeightType};
+
+/// Kernels that this processor can run.
+pub fn kernels_for(type_: WeightType) -> Vec<Kernel> {
+    let mut found = Vec::new();
+    if is_x86_feature_detected!("avx2")
+        && is_x86_feature_detected!("fma")
+        && is_x86_feature_detected!("f16c")
+    {
+        found.push(avx2(type_));
+    }
+    found
+}
+
+fn avx2(type_: WeightType) -> Kernel {
+    let (vec_dot, tiled): (super::Run, Option<super::Run>) = match type_ {
+        WeightType::Q4_0 => (rows::small::<small::Q4_0>, None),
+        WeightType::Q8_0 => (rows::small::<small::Q8_0>, None),
+        WeightType::Mxfp4 => (rows::small::<small::Mxfp4>, None),
+        WeightType::Q4K => (rows::large::<k_mins::Q4K>, Some(tile::run::<k_mins::Q4K>)),
+        WeightType::Q5K => (rows::large::<k_mins::Q5K>, Some(tile::run::<k_mins::Q5K>)),
+        WeightType::Q6K => (rows::large::<q6_k::Q6K>, Some(tile::run::<q6_k::Q6K>)),
+        WeightType::Iq4Xs => (rows::large::<iq4_xs::Iq4Xs>, Some(tile::run::<iq4_xs::Iq4Xs>)),
+    };
+    Kernel { type_, path: "avx2", vec_dot, tiled }
+}

@@ -1,0 +1,162 @@
+//! Products in the order of ggml's `vec_dot`: a few rows times a few columns.
+
+use std::arch::x86_64::*;
+
+use crate::Product;
+
+/// How weights of one type are multiplied, a step (one or two blocks) at a time.
+pub trait Steps {
+    /// Weights in a step.
+    const LEN: usize;
+    /// Bytes of a step in a row.
+    const BYTES: usize;
+    /// Bytes of a step in a quantised input.
+    const INPUT_BYTES: usize;
+    /// Pieces into which a step is unpacked.
+    const PARTS: usize;
+    /// What a row's step has once: scales.
+    type Row: Copy;
+    /// What an input's step has once.
+    type Column: Copy;
+    /// Unpacked weights.
+    type Part: Copy;
+    /// Integer sums.
+    type Sums: Copy;
+    /// Floating-point sums.
+    type Total: Copy;
+
+    unsafe fn zero() -> (Self::Sums, Self::Total);
+    unsafe fn row(w: *const u8) -> Self::Row;
+    unsafe fn column(x: *const u8) -> Self::Column;
+    unsafe fn part(w: *const u8, row: &Self::Row, j: usize) -> Self::Part;
+    /// Adds the products of part `j` with the input's step `x`.
+    unsafe fn add(sums: Self::Sums, part: &Self::Part, x: *const u8, j: usize) -> Self::Sums;
+    /// Adds a step's integer sums to the totals.
+    unsafe fn close(
+        total: Self::Total,
+        sums: Self::Sums,
+        row: &Self::Row,
+        column: &Self::Column,
+    ) -> Self::Total;
+    /// The result; `rest` is the place of weights and inputs after the last
+    /// step, where half a step remains.
+    unsafe fn finish(total: Self::Total, rest: Option<(*const u8, *const u8)>) -> f32;
+}
+
+/// Types with blocks of 256.
+///
+/// # Safety
+/// As for [`crate::Kernel::multiply`], on a processor with AVX2, FMA and F16C.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub unsafe fn large<S: Steps>(p: &Product) {
+    let mut c = 0;
+    while p.columns.len() - c >= 4 {
+        columns::<S, 2, 4>(p, c);
+        c += 4;
+    }
+    match p.columns.len() - c {
+        3 => columns::<S, 2, 3>(p, c),
+        2 => columns::<S, 2, 2>(p, c),
+        1 => columns::<S, 4, 1>(p, c),
+        _ => {}
+    }
+}
+
+/// Types with blocks of 32: sums need no registers from step to step.
+///
+/// # Safety
+/// As for [`large`].
+#[target_feature(enable = "avx2,fma,f16c")]
+pub unsafe fn small<S: Steps>(p: &Product) {
+    let mut c = 0;
+    while p.columns.len() - c >= 4 {
+        columns::<S, 4, 4>(p, c);
+        c += 4;
+    }
+    match p.columns.len() - c {
+        3 => columns::<S, 4, 3>(p, c),
+        2 => columns::<S, 4, 2>(p, c),
+        1 => columns::<S, 4, 1>(p, c),
+        _ => {}
+    }
+}
+
+/// All rows times `C` columns from column `c` on, `R` rows at a time.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn columns<S: Steps, const R: usize, const C: usize>(p: &Product, c: usize) {
+    let mut row = p.rows.start;
+    while row + R <= p.rows.end {
+        block::<S, R, C>(p, row, c);
+        row += R;
+    }
+    while row < p.rows.end {
+        block::<S, 1, C>(p, row, c);
+        row += 1;
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn block<S: Steps, const R: usize, const C: usize>(p: &Product, row: usize, first: usize) {
+    let mut w = [p.weights.wrapping_add(row * p.row_bytes); R];
+    for (r, w) in w.iter_mut().enumerate() {
+        *w = w.wrapping_add(r * p.row_bytes);
+    }
+    let mut x = [std::ptr::null::<u8>(); C];
+    x.copy_from_slice(&p.columns[first..first + C]);
+    let (no_sums, no_total) = S::zero();
+    let mut total = [[no_total; C]; R];
+    let ahead = R * p.row_bytes;
+    for step in 0..p.n_in / S::LEN {
+        let mut heads = [S::row(w[0]); R];
+        for r in 0..R {
+            if C == 1 {
+                prefetch::<S>(w[r].wrapping_add(ahead), step);
+            }
+            heads[r] = S::row(w[r]);
+        }
+        let mut sums = [[no_sums; C]; R];
+        for j in 0..S::PARTS {
+            let mut parts = [S::part(w[0], &heads[0], j); R];
+            for r in 1..R {
+                parts[r] = S::part(w[r], &heads[r], j);
+            }
+            for c in 0..C {
+                for r in 0..R {
+                    sums[r][c] = S::add(sums[r][c], &parts[r], x[c], j);
+                }
+            }
+        }
+        for c in 0..C {
+            let column = S::column(x[c]);
+            for r in 0..R {
+                total[r][c] = S::close(total[r][c], sums[r][c], &heads[r], &column);
+            }
+        }
+        for w in &mut w {
+            *w = w.wrapping_add(S::BYTES);
+        }
+        for x in &mut x {
+            *x = x.wrapping_add(S::INPUT_BYTES);
+        }
+    }
+    let half = !p.n_in.is_multiple_of(S::LEN);
+    for c in 0..C {
+        for r in 0..R {
+            *p.out[first + c].add(row + r) = S::finish(total[r][c], half.then_some((w[r], x[c])));
+        }
+    }
+}
+
+/// Asks for a step's bytes ahead of their use. Processors' own prefetchers
+/// stop at each page, a few rows on.
+#[inline(always)]
+unsafe fn prefetch<S: Steps>(at: *const u8, step: usize) {
+    if S::BYTES > 64 {
+        for line in (0..S::BYTES).step_by(64) {
+            _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(line).cast());
+        }
+    } else if step.is_multiple_of(64 / S::BYTES) {
+        _mm_prefetch::<_MM_HINT_T0>(at.cast());
+    }
+}

@@ -1,0 +1,165 @@
+//! Q4_0, Q8_0 and MXFP4: blocks of 32 with one scale, inputs in `q8_0`.
+
+use std::arch::x86_64::*;
+
+use super::common::{half, load, nibbles, signed_pairs, sum_floats, table};
+use super::rows::Steps;
+use crate::blocks;
+
+/// Unpacked weights: absolute values, and the weights for their signs.
+pub type Part = (__m256i, __m256i);
+
+#[inline(always)]
+unsafe fn part_of(weights: __m256i) -> Part {
+    (_mm256_abs_epi8(weights), weights)
+}
+
+/// Sums of four products each.
+#[inline(always)]
+unsafe fn products(part: &Part, x: *const u8) -> __m256i {
+    let x = load((*x.cast::<blocks::Q8_0>()).qs.as_ptr());
+    _mm256_madd_epi16(signed_pairs(part.0, part.1, x), _mm256_set1_epi16(1))
+}
+
+#[inline(always)]
+unsafe fn scaled(total: __m256, sums: __m256i, scale: f32) -> __m256 {
+    _mm256_fmadd_ps(_mm256_set1_ps(scale), _mm256_cvtepi32_ps(sums), total)
+}
+
+#[inline(always)]
+unsafe fn input_scale(x: *const u8) -> f32 {
+    half((*x.cast::<blocks::Q8_0>()).d)
+}
+
+/// `type_`: one block a step, whose weights are `unpack(block)`.
+macro_rules! one_block {
+    ($type_:ident, $unpack:expr) => {
+        impl Steps for $type_ {
+            const LEN: usize = 32;
+            const BYTES: usize = size_of::<blocks::$type_>();
+            const INPUT_BYTES: usize = size_of::<blocks::Q8_0>();
+            const PARTS: usize = 1;
+            type Row = f32;
+            type Column = f32;
+            type Part = Part;
+            type Sums = __m256i;
+            type Total = __m256;
+
+            #[inline(always)]
+            unsafe fn zero() -> (__m256i, __m256) {
+                (_mm256_setzero_si256(), _mm256_setzero_ps())
+            }
+            #[inline(always)]
+            unsafe fn row(w: *const u8) -> f32 {
+                half((*w.cast::<blocks::$type_>()).d)
+            }
+            #[inline(always)]
+            unsafe fn column(x: *const u8) -> f32 {
+                input_scale(x)
+            }
+            #[inline(always)]
+            unsafe fn part(w: *const u8, _: &f32, _: usize) -> Part {
+                part_of($unpack(&*w.cast::<blocks::$type_>()))
+            }
+            #[inline(always)]
+            unsafe fn add(_: __m256i, part: &Part, x: *const u8, _: usize) -> __m256i {
+                products(part, x)
+            }
+            #[inline(always)]
+            unsafe fn close(total: __m256, sums: __m256i, row: &f32, column: &f32) -> __m256 {
+                scaled(total, sums, row * column)
+            }
+            #[inline(always)]
+            unsafe fn finish(total: __m256, _: Option<(*const u8, *const u8)>) -> f32 {
+                sum_floats(total)
+            }
+        }
+    };
+}
+
+/// 8 bits.
+pub struct Q8_0;
+one_block!(Q8_0, |block: &blocks::Q8_0| load(block.qs.as_ptr()));
+
+/// 4 bits.
+pub struct Q4_0;
+one_block!(Q4_0, |block: &blocks::Q4_0| {
+    _mm256_sub_epi8(nibbles(block.qs.as_ptr()), _mm256_set1_epi8(8))
+});
+
+/// 4-bit floats. ggml adds even and odd blocks apart, and a last block
+/// without a partner as one number.
+pub struct Mxfp4;
+
+const HALF_STEP: usize = size_of::<blocks::Mxfp4>();
+const INPUT_BLOCK: usize = size_of::<blocks::Q8_0>();
+
+impl Mxfp4 {
+    #[inline(always)]
+    unsafe fn unpack(w: *const u8) -> Part {
+        let places = nibbles((*w.cast::<blocks::Mxfp4>()).qs.as_ptr());
+        part_of(_mm256_shuffle_epi8(table(&blocks::FP4), places))
+    }
+
+    #[inline(always)]
+    unsafe fn scale(w: *const u8) -> f32 {
+        blocks::e8m0_half((*w.cast::<blocks::Mxfp4>()).e)
+    }
+}
+
+impl Steps for Mxfp4 {
+    const LEN: usize = 64;
+    const BYTES: usize = 2 * HALF_STEP;
+    const INPUT_BYTES: usize = 2 * INPUT_BLOCK;
+    const PARTS: usize = 2;
+    type Row = [f32; 2];
+    type Column = [f32; 2];
+    type Part = Part;
+    type Sums = [__m256i; 2];
+    type Total = [__m256; 2];
+
+    #[inline(always)]
+    unsafe fn zero() -> (Self::Sums, Self::Total) {
+        ([_mm256_setzero_si256(); 2], [_mm256_setzero_ps(); 2])
+    }
+    #[inline(always)]
+    unsafe fn row(w: *const u8) -> [f32; 2] {
+        [Self::scale(w), Self::scale(w.add(HALF_STEP))]
+    }
+    #[inline(always)]
+    unsafe fn column(x: *const u8) -> [f32; 2] {
+        [input_scale(x), input_scale(x.add(INPUT_BLOCK))]
+    }
+    #[inline(always)]
+    unsafe fn part(w: *const u8, _: &[f32; 2], j: usize) -> Part {
+        Self::unpack(w.add(j * HALF_STEP))
+    }
+    #[inline(always)]
+    unsafe fn add(mut sums: Self::Sums, part: &Part, x: *const u8, j: usize) -> Self::Sums {
+        sums[j] = products(part, x.add(j * INPUT_BLOCK));
+        sums
+    }
+    #[inline(always)]
+    unsafe fn close(
+        total: Self::Total,
+        sums: Self::Sums,
+        row: &[f32; 2],
+        column: &[f32; 2],
+    ) -> Self::Total {
+        [
+            scaled(total[0], sums[0], column[0] * row[0]),
+            scaled(total[1], sums[1], column[1] * row[1]),
+        ]
+    }
+    #[inline(always)]
+    unsafe fn finish(total: Self::Total, rest: Option<(*const u8, *const u8)>) -> f32 {
+        let sum = sum_floats(_mm256_add_ps(total[0], total[1]));
+        let Some((w, x)) = rest else { return sum };
+        let sums = products(&Self::unpack(w), x);
+        let sums =
+            _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256::<1>(sums));
+        let sums = _mm_hadd_epi32(sums, sums);
+        let integer = _mm_cvtsi128_si32(_mm_hadd_epi32(sums, sums));
+        (input_scale(x) * Self::scale(w)).mul_add(integer as f32, sum)
+    }
+}
