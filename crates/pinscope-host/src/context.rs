@@ -64,10 +64,41 @@ pub struct Context<'m> {
     n_batch: u32,
     max_outputs: u32,
     outputs: usize,
+    arrays: Arrays,
     // Both are what the callbacks' user pointers point to.
     _abort: Option<Arc<AtomicBool>>,
     observer: Option<NonNull<Box<dyn TensorObserver>>>,
     _model: PhantomData<&'m Model>,
+}
+
+/// What llama.cpp wants to know of each token of a batch; kept, so that a token
+/// allocates nothing.
+#[derive(Default)]
+struct Arrays {
+    tokens: Vec<i32>,
+    positions: Vec<i32>,
+    seq_counts: Vec<i32>,
+    seqs: Vec<*mut i32>,
+    wanted: Vec<i8>,
+}
+
+impl Arrays {
+    fn fill(&mut self, tokens: &[Token], pos: u32, logits: Logits, seq: *mut i32) {
+        let n = tokens.len();
+        self.tokens.clear();
+        self.tokens.extend_from_slice(tokens);
+        self.positions.clear();
+        self.positions.extend((pos as i32..).take(n));
+        self.seq_counts.clear();
+        self.seq_counts.resize(n, 1);
+        self.seqs.clear();
+        self.seqs.resize(n, seq);
+        self.wanted.clear();
+        self.wanted.resize(n, i8::from(logits == Logits::All));
+        if let (Logits::Last, Some(last)) = (logits, self.wanted.last_mut()) {
+            *last = 1;
+        }
+    }
 }
 
 impl Drop for Context<'_> {
@@ -199,6 +230,7 @@ impl<'m> Context<'m> {
                 n => n,
             },
             outputs: 0,
+            arrays: Arrays::default(),
             _abort: o.abort,
             observer,
             _model: PhantomData,
@@ -238,23 +270,17 @@ impl<'m> Context<'m> {
         self.outputs = 0;
         self.check(tokens, pos, logits)?;
         let n = tokens.len();
-        let mut tokens = tokens.to_vec();
-        let mut positions: Vec<i32> = (pos as i32..).take(n).collect();
-        let mut seq_counts = vec![1i32; n];
         let mut seq = 0i32;
-        let mut seqs = vec![&raw mut seq; n];
-        let mut wanted = vec![i8::from(logits == Logits::All); n];
-        if logits == Logits::Last {
-            wanted[n - 1] = 1;
-        }
+        let arrays = &mut self.arrays;
+        arrays.fill(tokens, pos, logits, &raw mut seq);
         let batch = sys::llama_batch {
             n_tokens: n as i32,
-            token: tokens.as_mut_ptr(),
+            token: arrays.tokens.as_mut_ptr(),
             embd: std::ptr::null_mut(),
-            pos: positions.as_mut_ptr(),
-            n_seq_id: seq_counts.as_mut_ptr(),
-            seq_id: seqs.as_mut_ptr(),
-            logits: wanted.as_mut_ptr(),
+            pos: arrays.positions.as_mut_ptr(),
+            n_seq_id: arrays.seq_counts.as_mut_ptr(),
+            seq_id: arrays.seqs.as_mut_ptr(),
+            logits: arrays.wanted.as_mut_ptr(),
         };
         last_errors();
         // SAFETY: every array has n entries and outlives the call, which copies
@@ -265,7 +291,7 @@ impl<'m> Context<'m> {
         }
         match ret {
             0 => {
-                self.outputs = wanted.iter().filter(|&&w| w != 0).count();
+                self.outputs = self.arrays.wanted.iter().filter(|&&w| w != 0).count();
                 Ok(())
             }
             1 => Err(HostError::ContextFull { pos, tokens: n, n_ctx: self.n_ctx }),

@@ -93,14 +93,12 @@ pub fn scales_and_mins(packed: [u8; 12]) -> (u64, u64) {
     const LOW6: u32 = 0x3f3f_3f3f;
     const LOW4: u32 = 0x0f0f_0f0f;
     const LOW2: u32 = 0x0303_0303;
-    let word = |i: usize| u32::from_le_bytes([packed[i], packed[i + 1], packed[i + 2], packed[i + 3]]);
+    let word =
+        |i: usize| u32::from_le_bytes([packed[i], packed[i + 1], packed[i + 2], packed[i + 3]]);
     let (a, b, c) = (word(0), word(4), word(8));
     let scales = (c & LOW4) | (((a >> 6) & LOW2) << 4);
     let mins = ((c >> 4) & LOW4) | (((b >> 6) & LOW2) << 4);
-    (
-        u64::from(a & LOW6) | u64::from(scales) << 32,
-        u64::from(b & LOW6) | u64::from(mins) << 32,
-    )
+    (u64::from(a & LOW6) | u64::from(scales) << 32, u64::from(b & LOW6) | u64::from(mins) << 32)
 }
 
 /// The scale of the 32 weights number `i` of a block.

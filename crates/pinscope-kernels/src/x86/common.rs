@@ -26,10 +26,8 @@ pub unsafe fn load<T>(from: *const T) -> __m256i {
 #[inline(always)]
 pub unsafe fn nibbles(from: *const u8) -> __m256i {
     let packed = _mm_loadu_si128(from.cast());
-    let both = _mm256_inserti128_si256::<1>(
-        _mm256_castsi128_si256(packed),
-        _mm_srli_epi16::<4>(packed),
-    );
+    let both =
+        _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(packed), _mm_srli_epi16::<4>(packed));
     _mm256_and_si256(both, _mm256_set1_epi8(15))
 }
 

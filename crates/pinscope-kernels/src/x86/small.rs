@@ -156,8 +156,7 @@ impl Steps for Mxfp4 {
         let sum = sum_floats(_mm256_add_ps(total[0], total[1]));
         let Some((w, x)) = rest else { return sum };
         let sums = products(&Self::unpack(w), x);
-        let sums =
-            _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256::<1>(sums));
+        let sums = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256::<1>(sums));
         let sums = _mm_hadd_epi32(sums, sums);
         let integer = _mm_cvtsi128_si32(_mm_hadd_epi32(sums, sums));
         (input_scale(x) * Self::scale(w)).mul_add(integer as f32, sum)
