@@ -17,21 +17,24 @@ const PROMPTS: [usize; 5] = [1, 7, 8, 33, 512];
 fn logits(path: &Path, threads: u32) -> Vec<Vec<u32>> {
     let model = Model::load(path, ModelOptions::default()).unwrap();
     let vocab = model.n_vocab().min(256);
-    PROMPTS.map(|n| {
-        let options = ContextOptions {
-            n_ctx: 512,
-            n_batch: 512,
-            n_ubatch: 512,
-            threads,
-            threads_batch: threads,
-            ..Default::default()
-        };
-        let mut ctx = Context::new(&model, options).unwrap();
-        let prompt: Vec<_> = (0..n).map(|i| ((i * i * 31 + 7 * i) % vocab) as Token).collect();
-        ctx.decode(&prompt, 0, Logits::All).unwrap();
-        (0..n).flat_map(|i| ctx.logits(i).iter().map(|l| l.to_bits()).collect::<Vec<_>>()).collect()
-    })
-    .into()
+    PROMPTS
+        .map(|n| {
+            let options = ContextOptions {
+                n_ctx: 512,
+                n_batch: 512,
+                n_ubatch: 512,
+                threads,
+                threads_batch: threads,
+                ..Default::default()
+            };
+            let mut ctx = Context::new(&model, options).unwrap();
+            let prompt: Vec<_> = (0..n).map(|i| ((i * i * 31 + 7 * i) % vocab) as Token).collect();
+            ctx.decode(&prompt, 0, Logits::All).unwrap();
+            (0..n)
+                .flat_map(|i| ctx.logits(i).iter().map(|l| l.to_bits()).collect::<Vec<_>>())
+                .collect()
+        })
+        .into()
 }
 
 fn prompts_are_exact(types: &str) {

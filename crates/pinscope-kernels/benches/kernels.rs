@@ -25,7 +25,8 @@ const TIME: Duration = Duration::from_millis(600);
 fn case(type_: WeightType, columns: usize) -> Case {
     let mut case = Case::new(type_, N_IN, 1024, columns, Fill::Usual, 1);
     case.rows = BYTES / case.row_bytes();
-    case.weights = case.weights.iter().copied().cycle().take(case.rows * case.row_bytes()).collect();
+    case.weights =
+        case.weights.iter().copied().cycle().take(case.rows * case.row_bytes()).collect();
     case
 }
 

@@ -16,6 +16,12 @@ pub unsafe fn half(bits: u16) -> f32 {
     _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(bits))))
 }
 
+/// A half float's value in all lanes.
+#[inline(always)]
+pub unsafe fn halves(bits: u16) -> __m256 {
+    _mm256_cvtph_ps(_mm_set1_epi16(bits as i16))
+}
+
 /// 32 bytes from anywhere.
 #[inline(always)]
 pub unsafe fn load<T>(from: *const T) -> __m256i {
@@ -26,10 +32,8 @@ pub unsafe fn load<T>(from: *const T) -> __m256i {
 #[inline(always)]
 pub unsafe fn nibbles(from: *const u8) -> __m256i {
     let packed = _mm_loadu_si128(from.cast());
-    let both = _mm256_inserti128_si256::<1>(
-        _mm256_castsi128_si256(packed),
-        _mm_srli_epi16::<4>(packed),
-    );
+    let both =
+        _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(packed), _mm_srli_epi16::<4>(packed));
     _mm256_and_si256(both, _mm256_set1_epi8(15))
 }
 

@@ -96,12 +96,7 @@ impl Steps for Q6K {
         sums
     }
     #[inline(always)]
-    unsafe fn close(
-        total: __m256,
-        sums: __m256i,
-        row: &Row,
-        column: &(f32, __m256i),
-    ) -> __m256 {
+    unsafe fn close(total: __m256, sums: __m256i, row: &Row, column: &(f32, __m256i)) -> __m256 {
         // ggml subtracts the offset in these lanes: rounding depends on it.
         let offset = _mm256_slli_epi32::<5>(_mm256_madd_epi16(column.1, row.scales));
         let sums = _mm256_cvtepi32_ps(_mm256_sub_epi32(sums, offset));
@@ -144,10 +139,8 @@ impl Tile for Q6K {
         let mut sums = _mm256_setzero_si256();
         for g in (0..8).step_by(2) {
             // 2 pairs of 63 * 127 fit in 16 bits.
-            let four = _mm256_add_epi16(
-                tile::pairs(q[g], x.add(g)),
-                tile::pairs(q[g + 1], x.add(g + 1)),
-            );
+            let four =
+                _mm256_add_epi16(tile::pairs(q[g], x.add(g)), tile::pairs(q[g + 1], x.add(g + 1)));
             sums = _mm256_add_epi32(sums, _mm256_madd_epi16(scales[g / 4], four));
         }
         sums

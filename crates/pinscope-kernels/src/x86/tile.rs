@@ -135,10 +135,8 @@ unsafe fn rows<T: Tile>(p: &Product, row: usize, first: usize, n: usize, panel: 
                 *q = load(panel.q[8 * i + g].as_ptr());
             }
             let at = T::SCALES * i;
-            let scales = [
-                load(panel.scales[at].as_ptr()),
-                load(panel.scales[at + T::SCALES - 1].as_ptr()),
-            ];
+            let scales =
+                [load(panel.scales[at].as_ptr()), load(panel.scales[at + T::SCALES - 1].as_ptr())];
             for (sum, x) in sums.iter_mut().zip(columns) {
                 let x = (*x.cast::<Q8K>().add(block)).qs.as_ptr().add(32 * i);
                 *sum = _mm256_add_epi32(*sum, T::products(&q, scales, x.cast()));

@@ -59,7 +59,11 @@ fn half(random: &mut Random, fill: Fill) -> [u8; 2] {
         (Fill::AnyScale, 0) => ENDS[random.below(8) as usize],
         (Fill::AnyScale, _) => {
             let bits = random.next() as u16;
-            if bits & 0x7c00 == 0x7c00 { bits & !0x0400 } else { bits }
+            if bits & 0x7c00 == 0x7c00 {
+                bits & !0x0400
+            } else {
+                bits
+            }
         }
         _ => 0x2000 + random.below(0x0c00) as u16 + ((random.below(2) as u16) << 15),
     };

@@ -21,11 +21,7 @@ pub(super) struct Quantised {
 
 /// The kernels for all of a step's products with `group`; `None` where ggml's
 /// nodes have to compute some, and then all of them.
-pub(super) fn kernels(
-    numbers: &Numbers,
-    step: &Step,
-    group: &[&ExpertColumns],
-) -> Option<Kernels> {
+pub(super) fn kernels(numbers: &Numbers, step: &Step, group: &[&ExpertColumns]) -> Option<Kernels> {
     step.part?;
     // SAFETY: the program's node and its weights are alive.
     let type_ = unsafe { (*(*step.node).src[0]).type_ };

@@ -74,7 +74,12 @@ impl Workspace {
     }
 }
 
-pub(in crate::exec) fn blank(type_: u32, ne: [i64; 2], nb: [usize; 2], data: *mut c_void) -> Tensor {
+pub(in crate::exec) fn blank(
+    type_: u32,
+    ne: [i64; 2],
+    nb: [usize; 2],
+    data: *mut c_void,
+) -> Tensor {
     let all = nb[1] * ne[1] as usize;
     Tensor {
         type_,
