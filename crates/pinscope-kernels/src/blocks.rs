@@ -101,9 +101,18 @@ pub fn scales_and_mins(packed: [u8; 12]) -> (u64, u64) {
     (u64::from(a & LOW6) | u64::from(scales) << 32, u64::from(b & LOW6) | u64::from(mins) << 32)
 }
 
-/// The scale of the 32 weights number `i` of a block.
+/// The eight scales of an [`Iq4Xs`] block, a byte each, first one lowest,
+/// 32 too large.
 #[inline(always)]
-pub fn iq4_xs_scale(low: [u8; 4], high: u16, i: usize) -> i16 {
-    let low = (low[i / 2] >> (4 * (i % 2))) & 15;
-    i16::from(low) + ((((high >> (2 * i)) & 3) << 4) as i16) - 32
+pub fn iq4_xs_scales(low: [u8; 4], high: u16) -> u64 {
+    // Four bits to each byte, and two.
+    let mut l = u64::from(u32::from_le_bytes(low));
+    l = (l | l << 16) & 0x0000_ffff_0000_ffff;
+    l = (l | l << 8) & 0x00ff_00ff_00ff_00ff;
+    l = (l | l << 4) & 0x0f0f_0f0f_0f0f_0f0f;
+    let mut h = u64::from(high);
+    h = (h | h << 24) & 0x0000_00ff_0000_00ff;
+    h = (h | h << 12) & 0x000f_000f_000f_000f;
+    h = (h | h << 6) & 0x0303_0303_0303_0303;
+    l | h << 4
 }

@@ -16,6 +16,12 @@ pub unsafe fn half(bits: u16) -> f32 {
     _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(bits))))
 }
 
+/// A half float's value in all lanes.
+#[inline(always)]
+pub unsafe fn halves(bits: u16) -> __m256 {
+    _mm256_cvtph_ps(_mm_set1_epi16(bits as i16))
+}
+
 /// 32 bytes from anywhere.
 #[inline(always)]
 pub unsafe fn load<T>(from: *const T) -> __m256i {

@@ -6,10 +6,13 @@ use std::arch::x86_64::*;
 use super::common::{half, load, nibbles, signed_pairs, sum_floats, table};
 use super::rows::Steps;
 use super::tile::{self, Panel, Tile};
-use crate::blocks::{self, iq4_xs_scale, Q8K};
+use crate::blocks::{self, iq4_xs_scales, Q8K};
 
 /// Weights and their scale.
-pub type Part = (__m256i, i16);
+pub type Part = (__m256i, __m256i);
+
+/// A block's scale, and eight for 32 weights each, in both halves.
+pub type Row = (f32, __m256i);
 
 /// 4 bits, not evenly spaced.
 pub struct Iq4Xs;
@@ -19,7 +22,7 @@ impl Steps for Iq4Xs {
     const BYTES: usize = size_of::<blocks::Iq4Xs>();
     const INPUT_BYTES: usize = size_of::<Q8K>();
     const PARTS: usize = 8;
-    type Row = f32;
+    type Row = Row;
     type Column = f32;
     type Part = Part;
     type Sums = __m256i;
@@ -30,29 +33,33 @@ impl Steps for Iq4Xs {
         (_mm256_setzero_si256(), _mm256_setzero_ps())
     }
     #[inline(always)]
-    unsafe fn row(w: *const u8) -> f32 {
-        half((*w.cast::<blocks::Iq4Xs>()).d)
+    unsafe fn row(w: *const u8) -> Row {
+        let w = &*w.cast::<blocks::Iq4Xs>();
+        let scales = _mm_cvtsi64_si128(iq4_xs_scales(w.scales_l, w.scales_h) as i64);
+        let scales = _mm_sub_epi16(_mm_cvtepu8_epi16(scales), _mm_set1_epi16(32));
+        (half(w.d), _mm256_broadcastsi128_si256(scales))
     }
     #[inline(always)]
     unsafe fn column(x: *const u8) -> f32 {
         (*x.cast::<Q8K>()).d
     }
     #[inline(always)]
-    unsafe fn part(w: *const u8, _: &f32, j: usize) -> Part {
+    unsafe fn part(w: *const u8, row: &Row, j: usize) -> Part {
         let w = &*w.cast::<blocks::Iq4Xs>();
         let places = nibbles(w.qs.as_ptr().add(16 * j));
         let weights = _mm256_shuffle_epi8(table(&blocks::IQ4), places);
-        (weights, iq4_xs_scale(w.scales_l, w.scales_h, j))
+        let at = 2 * j as i16;
+        (weights, _mm256_shuffle_epi8(row.1, _mm256_set1_epi16(at | (at + 1) << 8)))
     }
     #[inline(always)]
     unsafe fn add(sums: __m256i, part: &Part, x: *const u8, j: usize) -> __m256i {
         let x = load((*x.cast::<Q8K>()).qs.as_ptr().add(32 * j));
         let pairs = signed_pairs(_mm256_abs_epi8(part.0), part.0, x);
-        _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(part.1)))
+        _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, part.1))
     }
     #[inline(always)]
-    unsafe fn close(total: __m256, sums: __m256i, row: &f32, column: &f32) -> __m256 {
-        _mm256_fmadd_ps(_mm256_set1_ps(row * column), _mm256_cvtepi32_ps(sums), total)
+    unsafe fn close(total: __m256, sums: __m256i, row: &Row, column: &f32) -> __m256 {
+        _mm256_fmadd_ps(_mm256_set1_ps(row.0 * column), _mm256_cvtepi32_ps(sums), total)
     }
     #[inline(always)]
     unsafe fn finish(total: __m256, _: Option<(*const u8, *const u8)>) -> f32 {
@@ -70,8 +77,9 @@ impl Tile for Iq4Xs {
         for (r, w) in rows.iter().enumerate() {
             let w = &*w.cast::<blocks::Iq4Xs>();
             panel.d[r] = half(w.d);
-            for i in 0..8 {
-                panel.scales[i][r] = [iq4_xs_scale(w.scales_l, w.scales_h, i); 2];
+            let scales = iq4_xs_scales(w.scales_l, w.scales_h).to_le_bytes();
+            for (i, scale) in scales.into_iter().enumerate() {
+                panel.scales[i][r] = [i16::from(scale) - 32; 2];
             }
         }
         let (values, low) = (table(&blocks::IQ4), _mm256_set1_epi8(15));

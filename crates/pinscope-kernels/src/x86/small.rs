@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::common::{half, load, nibbles, signed_pairs, sum_floats, table};
+use super::common::{halves, load, nibbles, signed_pairs, sum_floats, table};
 use super::rows::Steps;
 use crate::blocks;
 
@@ -22,13 +22,13 @@ unsafe fn products(part: &Part, x: *const u8) -> __m256i {
 }
 
 #[inline(always)]
-unsafe fn scaled(total: __m256, sums: __m256i, scale: f32) -> __m256 {
-    _mm256_fmadd_ps(_mm256_set1_ps(scale), _mm256_cvtepi32_ps(sums), total)
+unsafe fn scaled(total: __m256, sums: __m256i, row: __m256, column: __m256) -> __m256 {
+    _mm256_fmadd_ps(_mm256_mul_ps(row, column), _mm256_cvtepi32_ps(sums), total)
 }
 
 #[inline(always)]
-unsafe fn input_scale(x: *const u8) -> f32 {
-    half((*x.cast::<blocks::Q8_0>()).d)
+unsafe fn input_scale(x: *const u8) -> __m256 {
+    halves((*x.cast::<blocks::Q8_0>()).d)
 }
 
 /// `type_`: one block a step, whose weights are `unpack(block)`.
@@ -39,8 +39,8 @@ macro_rules! one_block {
             const BYTES: usize = size_of::<blocks::$type_>();
             const INPUT_BYTES: usize = size_of::<blocks::Q8_0>();
             const PARTS: usize = 1;
-            type Row = f32;
-            type Column = f32;
+            type Row = __m256;
+            type Column = __m256;
             type Part = Part;
             type Sums = __m256i;
             type Total = __m256;
@@ -50,15 +50,15 @@ macro_rules! one_block {
                 (_mm256_setzero_si256(), _mm256_setzero_ps())
             }
             #[inline(always)]
-            unsafe fn row(w: *const u8) -> f32 {
-                half((*w.cast::<blocks::$type_>()).d)
+            unsafe fn row(w: *const u8) -> __m256 {
+                halves((*w.cast::<blocks::$type_>()).d)
             }
             #[inline(always)]
-            unsafe fn column(x: *const u8) -> f32 {
+            unsafe fn column(x: *const u8) -> __m256 {
                 input_scale(x)
             }
             #[inline(always)]
-            unsafe fn part(w: *const u8, _: &f32, _: usize) -> Part {
+            unsafe fn part(w: *const u8, _: &__m256, _: usize) -> Part {
                 part_of($unpack(&*w.cast::<blocks::$type_>()))
             }
             #[inline(always)]
@@ -66,8 +66,8 @@ macro_rules! one_block {
                 products(part, x)
             }
             #[inline(always)]
-            unsafe fn close(total: __m256, sums: __m256i, row: &f32, column: &f32) -> __m256 {
-                scaled(total, sums, row * column)
+            unsafe fn close(total: __m256, sums: __m256i, row: &__m256, column: &__m256) -> __m256 {
+                scaled(total, sums, *row, *column)
             }
             #[inline(always)]
             unsafe fn finish(total: __m256, _: Option<(*const u8, *const u8)>) -> f32 {
@@ -102,8 +102,8 @@ impl Mxfp4 {
     }
 
     #[inline(always)]
-    unsafe fn scale(w: *const u8) -> f32 {
-        blocks::e8m0_half((*w.cast::<blocks::Mxfp4>()).e)
+    unsafe fn scale(w: *const u8) -> __m256 {
+        _mm256_set1_ps(blocks::e8m0_half((*w.cast::<blocks::Mxfp4>()).e))
     }
 }
 
@@ -112,8 +112,8 @@ impl Steps for Mxfp4 {
     const BYTES: usize = 2 * HALF_STEP;
     const INPUT_BYTES: usize = 2 * INPUT_BLOCK;
     const PARTS: usize = 2;
-    type Row = [f32; 2];
-    type Column = [f32; 2];
+    type Row = [__m256; 2];
+    type Column = [__m256; 2];
     type Part = Part;
     type Sums = [__m256i; 2];
     type Total = [__m256; 2];
@@ -123,15 +123,15 @@ impl Steps for Mxfp4 {
         ([_mm256_setzero_si256(); 2], [_mm256_setzero_ps(); 2])
     }
     #[inline(always)]
-    unsafe fn row(w: *const u8) -> [f32; 2] {
+    unsafe fn row(w: *const u8) -> [__m256; 2] {
         [Self::scale(w), Self::scale(w.add(HALF_STEP))]
     }
     #[inline(always)]
-    unsafe fn column(x: *const u8) -> [f32; 2] {
+    unsafe fn column(x: *const u8) -> [__m256; 2] {
         [input_scale(x), input_scale(x.add(INPUT_BLOCK))]
     }
     #[inline(always)]
-    unsafe fn part(w: *const u8, _: &[f32; 2], j: usize) -> Part {
+    unsafe fn part(w: *const u8, _: &[__m256; 2], j: usize) -> Part {
         Self::unpack(w.add(j * HALF_STEP))
     }
     #[inline(always)]
@@ -143,13 +143,10 @@ impl Steps for Mxfp4 {
     unsafe fn close(
         total: Self::Total,
         sums: Self::Sums,
-        row: &[f32; 2],
-        column: &[f32; 2],
+        row: &[__m256; 2],
+        column: &[__m256; 2],
     ) -> Self::Total {
-        [
-            scaled(total[0], sums[0], column[0] * row[0]),
-            scaled(total[1], sums[1], column[1] * row[1]),
-        ]
+        [scaled(total[0], sums[0], row[0], column[0]), scaled(total[1], sums[1], row[1], column[1])]
     }
     #[inline(always)]
     unsafe fn finish(total: Self::Total, rest: Option<(*const u8, *const u8)>) -> f32 {
@@ -159,6 +156,7 @@ impl Steps for Mxfp4 {
         let sums = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256::<1>(sums));
         let sums = _mm_hadd_epi32(sums, sums);
         let integer = _mm_cvtsi128_si32(_mm_hadd_epi32(sums, sums));
-        (input_scale(x) * Self::scale(w)).mul_add(integer as f32, sum)
+        let scale = _mm256_cvtss_f32(_mm256_mul_ps(input_scale(x), Self::scale(w)));
+        scale.mul_add(integer as f32, sum)
     }
 }
