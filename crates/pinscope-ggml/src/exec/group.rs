@@ -24,7 +24,7 @@ use crate::ffi::{self, Numbers, Tensor};
 use super::program::{Program, Source, Step};
 use super::rows::{Inputs, Products};
 use halves::Halves;
-use products::Quantised;
+use products::{Quantised, Spare};
 pub(super) use scratch::blank;
 use scratch::part_of_rows;
 
@@ -63,7 +63,27 @@ pub struct ExpertColumns {
     pub columns: Vec<u32>,
 }
 
-/// Memory that is kept from graph to graph.
+/// Some of the experts that a layer chose.
+#[derive(Debug, Clone, Copy)]
+pub struct Group<'a> {
+    /// All that the layer chose.
+    pub all: &'a [ExpertColumns],
+    /// Positions in `all`.
+    pub picked: &'a [usize],
+}
+
+impl<'a> Group<'a> {
+    fn iter(&self) -> impl Iterator<Item = &'a ExpertColumns> + Clone {
+        let all = self.all;
+        self.picked.iter().map(move |&at| &all[at])
+    }
+
+    fn len(&self) -> usize {
+        self.picked.len()
+    }
+}
+
+/// Memory that is kept from graph to graph: a token allocates nothing.
 pub struct Workspace {
     numbers: Numbers,
     graph: *mut ffi::Graph,
@@ -76,6 +96,9 @@ pub struct Workspace {
     products: Vec<Products>,
     inputs: Vec<Inputs>,
     quantised: Vec<Quantised>,
+    spare: Spare,
+    /// External operands that are side by side, and where.
+    gathered: Vec<(*mut Tensor, *mut Tensor)>,
     /// ggml's tensor and our result, for [`Workspace::copy_out`].
     outputs: Vec<(*mut Tensor, *mut Tensor)>,
     /// Result of each step of the graph that was built last.
@@ -119,6 +142,8 @@ impl Workspace {
             products: Vec::with_capacity(MAX_PRODUCTS),
             inputs: Vec::with_capacity(MAX_PRODUCTS),
             quantised: Vec::new(),
+            spare: Spare::default(),
+            gathered: Vec::new(),
             outputs: Vec::new(),
             results: Vec::new(),
             halves: Halves::default(),
@@ -131,9 +156,8 @@ impl Workspace {
         unsafe { ffi::ggml_graph_clear(self.graph) };
         self.tensors.clear();
         self.used = 0;
-        self.products.clear();
-        self.inputs.clear();
-        self.quantised.clear();
+        self.spare.take_back(&mut self.products, &mut self.inputs, &mut self.quantised);
+        self.gathered.clear();
         self.outputs.clear();
         self.graph
     }
@@ -156,12 +180,14 @@ impl Workspace {
         &mut self,
         program: &Program,
         stage: Stage,
-        group: &[&ExpertColumns],
+        group: Group,
         inputs: &dyn Fn(*mut Tensor) -> *mut c_void,
         expert_data: &dyn Fn(usize, u32) -> *mut c_void,
     ) -> *mut ffi::Graph {
         self.clear();
-        let columns: Vec<u32> = group.iter().flat_map(|g| g.columns.iter().copied()).collect();
+        let mut columns = std::mem::take(&mut self.columns);
+        columns.clear();
+        columns.extend(group.iter().flat_map(|g| g.columns.iter().copied()));
         let p = columns.len();
         self.reserve(program, group, p);
 
@@ -171,7 +197,6 @@ impl Workspace {
         let positions = self.i32s(columns.iter().map(|&c| c as i32));
         let tokens = self.i32s(columns.iter().map(|&c| (c as usize / program.k) as i32));
 
-        let mut gathered: Vec<(*mut Tensor, *mut Tensor)> = Vec::new();
         let mut results = std::mem::take(&mut self.results);
         results.clear();
         let cut = program.cut.unwrap_or(0);
@@ -214,12 +239,12 @@ impl Workspace {
                     }
                     Source::Token | Source::Column => {
                         let original = node.src[i];
-                        match gathered.iter().find(|(o, _)| *o == original) {
+                        match self.gathered.iter().find(|(o, _)| *o == original) {
                             Some(&(_, t)) => t,
                             None => {
                                 let rows = (tokens, &columns[..]);
                                 let t = self.gather(program, original, *source, inputs, rows);
-                                gathered.push((original, t));
+                                self.gathered.push((original, t));
                                 t
                             }
                         }
@@ -283,7 +308,7 @@ impl Workspace {
     fn products(
         &mut self,
         step: &Step,
-        group: &[&ExpertColumns],
+        group: Group,
         (result, input): (*mut Tensor, *mut Tensor),
         zeros: *mut Tensor,
         expert_data: &dyn Fn(u32) -> *mut c_void,
@@ -293,7 +318,7 @@ impl Workspace {
         let (node, weights, out, x, ids) =
             unsafe { (*step.node, *(*step.node).src[0], *result, *input, *zeros) };
         let mut first = 0;
-        for g in group {
+        for g in group.iter() {
             let n = g.columns.len();
             let src0 = self.tensor(Tensor {
                 ne: [weights.ne[0], weights.ne[1], 1, 1],

@@ -13,13 +13,14 @@ pub mod program;
 mod rows;
 
 use std::ffi::c_void;
+use std::ops::Range;
 
 use pinscope::map::ExpertMap;
 use pinscope::residency::{Demand, Residency, ResidencyError, Stage};
 use pinscope::timeline::Activity;
 
 use crate::ffi::{self, Numbers, Tensor};
-use group::{ExpertColumns, Workspace};
+use group::{ExpertColumns, Group, Workspace};
 use predict::{Inputs, Predictor, Routers};
 use program::{Program, Source, Step};
 
@@ -55,8 +56,10 @@ pub struct Executor {
     place: Vec<u32>,
     demand: Vec<Demand>,
     ready: Vec<u32>,
+    picked: Vec<usize>,
     predictor: Predictor,
     copies: Vec<(*mut Tensor, Vec<u8>)>,
+    spare_copies: Vec<Vec<u8>>,
 }
 
 impl Executor {
@@ -74,8 +77,10 @@ impl Executor {
             place: Vec::new(),
             demand: Vec::new(),
             ready: Vec::new(),
+            picked: Vec::new(),
             predictor: Predictor::default(),
             copies: Vec::new(),
+            spare_copies: Vec::new(),
         })
     }
 
@@ -310,17 +315,19 @@ impl Executor {
         while !ready.is_empty() {
             let mut rest = &ready[..];
             while !rest.is_empty() {
-                let mut group: Vec<&ExpertColumns> = Vec::new();
+                let mut picked = std::mem::take(&mut self.picked);
+                picked.clear();
                 let mut count = 0;
                 for &e in rest.iter().take(group::MAX_EXPERTS) {
                     let Ok(i) = columns.binary_search_by_key(&e, |c| c.expert) else { continue };
                     count += columns[i].columns.len();
-                    if count > group::MAX_COLUMNS && !group.is_empty() {
+                    if count > group::MAX_COLUMNS && !picked.is_empty() {
                         break;
                     }
-                    group.push(&columns[i]);
+                    picked.push(i);
                 }
-                let (now, later) = rest.split_at(group.len());
+                let (now, later) = rest.split_at(picked.len());
+                let group = Group { all: columns, picked: &picked };
                 let copies = &self.copies;
                 let inputs = |t: *mut Tensor| {
                     let copy = copies.iter().find(|(of, _)| *of == t);
@@ -332,13 +339,14 @@ impl Executor {
                         .part_ptr(program.layer, part, expert)
                         .map_or(std::ptr::null_mut(), |p| p.cast())
                 };
-                let graph = self.workspace.build(program, stage, &group, &inputs, &data);
+                let graph = self.workspace.build(program, stage, group, &inputs, &data);
                 self.run(graph, Activity::Experts, residency)?;
                 self.workspace.copy_out();
                 match stage {
-                    Stage::First => self.workspace.keep_halves(program, &group),
+                    Stage::First => self.workspace.keep_halves(program, group),
                     Stage::Whole | Stage::Second => residency.finish(now)?,
                 }
+                self.picked = picked;
                 rest = later;
             }
             stage = residency.take_ready(program.in_stages(), ready)?;
@@ -356,9 +364,13 @@ impl Executor {
             let last: usize = (0..4).map(|d| ((*t).ne[d] as usize - 1) * (*t).nb[d]).sum();
             start..start + last + 4
         };
-        let written: Vec<_> =
-            program.steps.iter().filter(|s| s.output).map(|s| span(s.node)).collect();
-        self.copies.clear();
+        let written = |at: &Range<usize>| {
+            program.steps.iter().filter(|s| s.output).any(|s| {
+                let w = span(s.node);
+                w.start < at.end && at.start < w.end
+            })
+        };
+        self.spare_copies.extend(self.copies.drain(..).map(|(_, copy)| copy));
         for step in &program.steps {
             for (i, source) in step.sources.iter().enumerate() {
                 if !matches!(source, Source::Same | Source::Token | Source::Column | Source::Table)
@@ -368,13 +380,15 @@ impl Executor {
                 // SAFETY: as above.
                 let operand = unsafe { (*step.node).src[i] };
                 let at = span(operand);
-                let hit = written.iter().any(|w| w.start < at.end && at.start < w.end);
-                if hit && !self.copies.iter().any(|(of, _)| *of == operand) {
+                if written(&at) && !self.copies.iter().any(|(of, _)| *of == operand) {
                     // SAFETY: the operand's bytes from first to last element.
                     let bytes = unsafe {
                         std::slice::from_raw_parts(at.start as *const u8, at.end - at.start)
                     };
-                    self.copies.push((operand, bytes.to_vec()));
+                    let mut copy = self.spare_copies.pop().unwrap_or_default();
+                    copy.clear();
+                    copy.extend_from_slice(bytes);
+                    self.copies.push((operand, copy));
                 }
             }
         }

@@ -53,44 +53,52 @@ impl Inputs {
     }
 }
 
+/// What is multiplied with what, and where the results go.
+#[derive(Default)]
+pub struct Lists {
+    /// The experts of the group.
+    pub experts: Vec<Expert>,
+    /// Quantised input of each column.
+    pub inputs: Vec<*const u8>,
+    /// Result of each column, F32.
+    pub out: Vec<*mut f32>,
+}
+
 /// The products of one part for all columns of a group.
 pub struct Products {
     kernels: Kernels,
     n_in: usize,
     n_out: usize,
     row_bytes: usize,
-    experts: Vec<Expert>,
-    /// Quantised input of each column.
-    inputs: Vec<*const u8>,
-    /// Result of each column, F32.
-    out: Vec<*mut f32>,
+    lists: Lists,
     next: AtomicUsize,
 }
 
 impl Products {
     /// Products with `weights` (one expert's matrix as a template for all).
-    pub fn new(
-        weights: &Tensor,
-        kernels: Kernels,
-        experts: Vec<Expert>,
-        inputs: Vec<*const u8>,
-        out: Vec<*mut f32>,
-    ) -> Self {
+    pub fn new(weights: &Tensor, kernels: Kernels, lists: Lists) -> Self {
         Self {
             kernels,
             n_in: weights.ne[0] as usize,
             n_out: weights.ne[1] as usize,
             row_bytes: weights.nb[1],
-            experts,
-            inputs,
-            out,
+            lists,
             next: AtomicUsize::new(0),
         }
     }
 
+    /// The lists, empty, for other products.
+    pub fn into_lists(self) -> Lists {
+        let Lists { mut experts, mut inputs, mut out } = self.lists;
+        experts.clear();
+        inputs.clear();
+        out.clear();
+        Lists { experts, inputs, out }
+    }
+
     /// The next piece for one of `threads` threads: an expert, and rows of it.
     fn take(&self, threads: usize) -> Option<(&Expert, Range<usize>)> {
-        let all = self.experts.len() * self.n_out;
+        let all = self.lists.experts.len() * self.n_out;
         let end = |first: usize| {
             let piece = ((all - first) / (2 * threads)).clamp(LEAST, MOST).next_multiple_of(8);
             let expert_end = (first / self.n_out + 1) * self.n_out;
@@ -100,7 +108,7 @@ impl Products {
             (first < all).then(|| end(first))
         });
         let first = taken.ok()?;
-        let expert = &self.experts[first / self.n_out];
+        let expert = &self.lists.experts[first / self.n_out];
         let row = first % self.n_out;
         Some((expert, row..row + end(first) - first))
     }
@@ -116,8 +124,8 @@ impl Products {
                 weights: expert.weights,
                 row_bytes: self.row_bytes,
                 rows,
-                columns: &self.inputs[expert.columns.clone()],
-                out: &self.out[expert.columns.clone()],
+                columns: &self.lists.inputs[expert.columns.clone()],
+                out: &self.lists.out[expert.columns.clone()],
             };
             // SAFETY: by the caller's promise; each row is taken once.
             unsafe { self.kernels.multiply(&product) };

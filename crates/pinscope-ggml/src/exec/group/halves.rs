@@ -1,7 +1,7 @@
 //! Results of experts whose first stage is computed and whose last part is
 //! still being read.
 
-use super::{ExpertColumns, Workspace};
+use super::{Group, Workspace};
 use crate::exec::program::{Program, Source};
 use crate::ffi::Tensor;
 
@@ -28,7 +28,7 @@ impl Workspace {
 
     /// Keeps what the second stage of `group` needs of the graph that was just
     /// computed, the first stage of a batch of one token.
-    pub fn keep_halves(&mut self, program: &Program, group: &[&ExpertColumns]) {
+    pub fn keep_halves(&mut self, program: &Program, group: Group) {
         let cut = program.cut.unwrap_or(0);
         for (i, g) in group.iter().enumerate() {
             self.halves.experts.push(g.expert);
@@ -51,7 +51,7 @@ impl Workspace {
         &mut self,
         program: &Program,
         cut: usize,
-        group: &[&ExpertColumns],
+        group: Group,
         results: &mut Vec<*mut Tensor>,
     ) {
         let halves = std::mem::take(&mut self.halves);

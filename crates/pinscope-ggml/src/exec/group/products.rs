@@ -3,10 +3,10 @@
 
 use std::ffi::c_void;
 
-use super::{blank, ExpertColumns, Workspace, ALIGN, MAX_PRODUCTS};
+use super::{blank, Group, Workspace, ALIGN, MAX_PRODUCTS};
 use crate::exec::kernels::Kernels;
 use crate::exec::program::{Program, Source, Step};
-use crate::exec::rows::{self, Expert, Inputs, Products, Work};
+use crate::exec::rows::{self, Expert, Inputs, Lists, Products, Work};
 use crate::ffi::{Numbers, Tensor};
 
 /// The quantised inputs of a group's columns, kept for later steps.
@@ -19,9 +19,35 @@ pub(super) struct Quantised {
     rows: Vec<*const u8>,
 }
 
+/// Lists of graphs that are computed, for the next ones.
+#[derive(Default)]
+pub(super) struct Spare {
+    lists: Vec<Lists>,
+    rows: Vec<Vec<(*const f32, *mut u8)>>,
+    places: Vec<Vec<*const u8>>,
+}
+
+impl Spare {
+    pub fn take_back(
+        &mut self,
+        products: &mut Vec<Products>,
+        inputs: &mut Vec<Inputs>,
+        quantised: &mut Vec<Quantised>,
+    ) {
+        self.lists.extend(products.drain(..).map(Products::into_lists));
+        self.rows.extend(inputs.drain(..).map(|i| cleared(i.rows)));
+        self.places.extend(quantised.drain(..).map(|q| cleared(q.rows)));
+    }
+}
+
+fn cleared<T>(mut list: Vec<T>) -> Vec<T> {
+    list.clear();
+    list
+}
+
 /// The kernels for all of a step's products with `group`; `None` where ggml's
 /// nodes have to compute some, and then all of them.
-pub(super) fn kernels(numbers: &Numbers, step: &Step, group: &[&ExpertColumns]) -> Option<Kernels> {
+pub(super) fn kernels(numbers: &Numbers, step: &Step, group: Group) -> Option<Kernels> {
     step.part?;
     // SAFETY: the program's node and its weights are alive.
     let type_ = unsafe { (*(*step.node).src[0]).type_ };
@@ -37,7 +63,7 @@ impl Workspace {
         &mut self,
         program: &Program,
         step: &Step,
-        group: &[&ExpertColumns],
+        group: Group,
         kernels: Kernels,
         (result, input): (*mut Tensor, *mut Tensor),
         inputs: &dyn Fn(*mut Tensor) -> *mut c_void,
@@ -48,25 +74,24 @@ impl Workspace {
         let (weights, operand, out) =
             unsafe { (*(*step.node).src[0], (*step.node).src[1], *result) };
         let known = |q: &Quantised| q.of == operand && q.type_ == kernels.input_type();
-        let rows = match self.quantised.iter().find(|q| known(q)) {
-            Some(q) => q.rows.clone(),
-            None => {
-                let rows = self.quantise(program, step, group, kernels, input, inputs);
-                let type_ = kernels.input_type();
-                self.quantised.push(Quantised { of: operand, type_, rows: rows.clone() });
-                rows
-            }
-        };
+        if !self.quantised.iter().any(known) {
+            let rows = self.quantise(program, step, group, kernels, input, inputs);
+            self.quantised.push(Quantised { of: operand, type_: kernels.input_type(), rows });
+        }
+        let mut lists = self.spare.lists.pop().unwrap_or_default();
+        for q in self.quantised.iter().filter(|q| known(q)) {
+            lists.inputs.extend_from_slice(&q.rows);
+        }
         let mut first = 0;
-        let experts = group.iter().map(|g| {
+        lists.experts.extend(group.iter().map(|g| {
             let columns = first..first + g.columns.len();
             first = columns.end;
             Expert { weights: expert_data(g.expert).cast(), columns }
-        });
-        let experts = experts.collect();
-        let results =
-            (0..rows.len()).map(|i| out.data.cast::<u8>().wrapping_add(i * out.nb[1]).cast());
-        let products = Products::new(&weights, kernels, experts, rows, results.collect());
+        }));
+        lists.out.extend(
+            (0..first).map(|i| out.data.cast::<u8>().wrapping_add(i * out.nb[1]).cast::<f32>()),
+        );
+        let products = Products::new(&weights, kernels, lists);
         assert!(self.products.len() < MAX_PRODUCTS, "too many products for one graph");
         self.products.push(products);
         let products = self.products.last_mut().map_or(std::ptr::null_mut(), std::ptr::from_mut);
@@ -84,7 +109,7 @@ impl Workspace {
         &mut self,
         program: &Program,
         step: &Step,
-        group: &[&ExpertColumns],
+        group: Group,
         kernels: Kernels,
         input: *mut Tensor,
         inputs: &dyn Fn(*mut Tensor) -> *mut c_void,
@@ -101,37 +126,41 @@ impl Workspace {
         // SAFETY: as above.
         let step_bytes = if input.is_null() { 0 } else { unsafe { (*input).nb[1] } };
         let columns = group.iter().flat_map(|g| g.columns.iter().map(|&c| c as usize));
-        let values: Vec<*const f32> = columns
-            .enumerate()
-            .map(|(i, column)| {
-                let (token, choice) = (column / program.k, column % program.k);
-                let offset = match source {
-                    Source::Token => token * operand.nb[2],
-                    Source::Column => token * operand.nb[2] + choice * operand.nb[1],
-                    Source::Step { .. } => i * step_bytes,
-                    _ => 0,
-                };
-                base.cast::<u8>().wrapping_add(offset).cast_const().cast()
-            })
-            .collect();
+        // Where each column's values are: as they are, that is for F32 weights
+        // what is asked for.
+        let mut quantised = self.spare.places.pop().unwrap_or_default();
+        quantised.extend(columns.enumerate().map(|(i, column)| {
+            let (token, choice) = (column / program.k, column % program.k);
+            let offset = match source {
+                Source::Token => token * operand.nb[2],
+                Source::Column => token * operand.nb[2] + choice * operand.nb[1],
+                Source::Step { .. } => i * step_bytes,
+                _ => 0,
+            };
+            base.cast::<u8>().wrapping_add(offset).cast_const()
+        }));
         if kernels.takes_floats() {
-            return values.into_iter().map(|v| v.cast()).collect();
+            return quantised;
         }
         let room = kernels.input_bytes(n).next_multiple_of(ALIGN);
-        let mut distinct: Vec<*const f32> = values.clone();
+        let mut distinct = self.spare.places.pop().unwrap_or_default();
+        distinct.extend_from_slice(&quantised);
         distinct.sort_unstable();
         distinct.dedup();
         let rooms = self.allot(room * distinct.len());
         let place = |i: usize| rooms.wrapping_add(i * room);
-        let quantised = values
-            .iter()
-            .map(|v| place(distinct.partition_point(|d| d < v)).cast_const())
-            .collect();
-        let rows = distinct.iter().enumerate().map(|(i, &v)| (v, place(i))).collect();
+        for values in &mut quantised {
+            *values = place(distinct.partition_point(|d| *d < *values)).cast_const();
+        }
+        let mut rows = self.spare.rows.pop().unwrap_or_default();
+        rows.extend(distinct.iter().enumerate().map(|(i, &v)| (v.cast::<f32>(), place(i))));
+        distinct.clear();
+        self.spare.places.push(distinct);
         let work = Inputs { kernels, n, rows };
         if program.tokens == 1 && !matches!(source, Source::Step { .. }) {
             // SAFETY: the input is there, and the rooms are new.
             unsafe { work.quantise(0, 1) };
+            self.spare.rows.push(cleared(work.rows));
         } else {
             assert!(self.inputs.len() < MAX_PRODUCTS, "too many products for one graph");
             self.inputs.push(work);

@@ -2,13 +2,13 @@
 
 use std::ffi::c_void;
 
-use super::{products, ExpertColumns, Workspace, ALIGN};
+use super::{products, Group, Workspace, ALIGN};
 use crate::exec::program::{Program, Source};
 use crate::ffi::{self, Tensor};
 
 impl Workspace {
     /// Makes room before any address is taken.
-    pub(super) fn reserve(&mut self, program: &Program, group: &[&ExpertColumns], p: usize) {
+    pub(super) fn reserve(&mut self, program: &Program, group: Group, p: usize) {
         let row = |t: &Tensor| (t.ne[0] as usize * 4 * p).next_multiple_of(ALIGN);
         let mut bytes = 4 * (p * 4).next_multiple_of(ALIGN) + ALIGN;
         for step in &program.steps {
