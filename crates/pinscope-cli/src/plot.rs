@@ -45,8 +45,11 @@ pub fn svg(path: &Path, labels: &Labels, curves: &[Curve]) -> Result<(), String>
 pub fn amounts(path: &Path, labels: &Labels, curves: &[Curve]) -> Result<(), String> {
     let ys = curves.iter().flat_map(|c| c.points.iter().map(|p| p.1));
     let most = ys.fold(0.0, f64::max);
-    write(path, labels, curves, Scale::UpTo(if most > 0.0 { most * 1.1 } else { 1.0 }))
+    write(path, labels, curves, Scale::UpTo(if most > 0.0 { most * LEGEND } else { 1.0 }))
 }
+
+/// Room above the curves for the legend.
+const LEGEND: f64 = 1.35;
 
 /// What the upright axis shows.
 #[derive(Clone, Copy)]
@@ -86,6 +89,7 @@ fn draw(
         .configure_mesh()
         .x_desc(labels.x)
         .y_desc(labels.y)
+        .x_label_formatter(&|x| format!("{:.*}", if to - from < 10.0 { 1 } else { 0 }, x))
         .y_label_formatter(&|y| match scale {
             Scale::Shares => format!("{:.0} %", y * 100.0),
             Scale::UpTo(top) => format!("{:.*}", if top < 10.0 { 1 } else { 0 }, y),

@@ -94,7 +94,7 @@ fn read(file: &Path) -> Result<Results, String> {
 
 /// The rows with their names in the legend.
 fn named(mut results: Results, budgets: &[String]) -> Vec<(String, f64)> {
-    results.medians.sort_by_key(|row| row.ram);
+    results.medians.sort_by_key(|row| (row.ram.is_none(), row.ram));
     let mut budgets = budgets.iter();
     let name = |row: Row| {
         let budget = (row.contender == "pinscope").then(|| budgets.next().cloned()).flatten();
@@ -120,7 +120,8 @@ mod tests {
             row("pinscope", Some(5), 7.0),
         ];
         let names = ["half".to_owned(), "all".to_owned()];
-        let want = [("resident".into(), 2.0), ("half".to_owned(), 7.0), ("all".to_owned(), 3.0)];
+        let want =
+            [("half".to_owned(), 7.0), ("all".to_owned(), 3.0), ("resident".to_owned(), 2.0)];
         assert_eq!(named(Results { medians }, &names), want);
     }
 
