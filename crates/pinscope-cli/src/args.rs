@@ -11,7 +11,7 @@ use pinscope_host::{ContextOptions, SamplerOptions};
 use crate::pinning::Pinning;
 use crate::ram::Ram;
 use crate::threads::default_threads;
-use crate::{bench, doctor, pin, profile, verify};
+use crate::{bench, doctor, pin, plot_cmd, profile, verify};
 
 /// Runs Mixture-of-Experts models that are larger than memory, bit for bit.
 #[derive(Debug, Parser)]
@@ -37,6 +37,8 @@ pub enum Command {
     Verify(verify::Args),
     /// Measure speed at several budgets, against plain llama.cpp too
     Bench(bench::Args),
+    /// Draw what several `bench --json` showed
+    Plot(plot_cmd::Args),
     /// One measured run; started by verify and bench
     #[command(hide = true)]
     Worker,

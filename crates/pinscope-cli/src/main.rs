@@ -13,6 +13,7 @@ mod pin;
 mod pinning;
 mod plan_cmd;
 mod plot;
+mod plot_cmd;
 mod profile;
 mod ram;
 mod run;
@@ -48,6 +49,7 @@ fn main() -> ExitCode {
         Command::Profile(args) => profile::main(&args),
         Command::Pin(args) => pin::main(&args).map(|()| ExitCode::SUCCESS),
         Command::Doctor(args) => doctor::main(&args).map(|()| ExitCode::SUCCESS),
+        Command::Plot(args) => plot_cmd::main(&args).map(|()| ExitCode::SUCCESS),
         Command::Verify(args) => return verify::main(&args),
         Command::Bench(args) => return bench::main(&args),
         Command::Worker => return worker::main(),

@@ -35,8 +35,32 @@ pub fn check_name(path: &str) -> Result<std::path::PathBuf, String> {
 /// # Errors
 /// One sentence for the user: the file cannot be written.
 pub fn svg(path: &Path, labels: &Labels, curves: &[Curve]) -> Result<(), String> {
+    write(path, labels, curves, Scale::Shares)
+}
+
+/// The same for amounts from 0 up, each measured one marked.
+///
+/// # Errors
+/// As [`svg`].
+pub fn amounts(path: &Path, labels: &Labels, curves: &[Curve]) -> Result<(), String> {
+    let ys = curves.iter().flat_map(|c| c.points.iter().map(|p| p.1));
+    let most = ys.fold(0.0, f64::max);
+    write(path, labels, curves, Scale::UpTo(if most > 0.0 { most * LEGEND } else { 1.0 }))
+}
+
+/// Room above the curves for the legend.
+const LEGEND: f64 = 1.35;
+
+/// What the upright axis shows.
+#[derive(Clone, Copy)]
+enum Scale {
+    Shares,
+    UpTo(f64),
+}
+
+fn write(path: &Path, labels: &Labels, curves: &[Curve], scale: Scale) -> Result<(), String> {
     let mut text = String::new();
-    draw(&mut text, labels, curves).map_err(|e| format!("cannot draw the plot: {e}"))?;
+    draw(&mut text, labels, curves, scale).map_err(|e| format!("cannot draw the plot: {e}"))?;
     std::fs::write(path, text).map_err(|e| format!("cannot write the plot {}: {e}", path.display()))
 }
 
@@ -44,7 +68,12 @@ fn draw(
     text: &mut String,
     labels: &Labels,
     curves: &[Curve],
+    scale: Scale,
 ) -> Result<(), Box<dyn std::error::Error>> {
+    let (top, legend) = match scale {
+        Scale::Shares => (1.0, SeriesLabelPosition::LowerRight),
+        Scale::UpTo(top) => (top, SeriesLabelPosition::UpperRight),
+    };
     let xs = || curves.iter().flat_map(|c| c.points.iter().map(|p| p.0));
     let from = xs().reduce(f64::min).unwrap_or(0.0);
     let to = xs().reduce(f64::max).filter(|&to| to > from).unwrap_or(from + 1.0);
@@ -55,12 +84,16 @@ fn draw(
         .margin(12)
         .x_label_area_size(44)
         .y_label_area_size(56)
-        .build_cartesian_2d(from..to, 0.0..1.0)?;
+        .build_cartesian_2d(from..to, 0.0..top)?;
     chart
         .configure_mesh()
         .x_desc(labels.x)
         .y_desc(labels.y)
-        .y_label_formatter(&|share| format!("{:.0} %", share * 100.0))
+        .x_label_formatter(&|x| format!("{:.*}", if to - from < 10.0 { 1 } else { 0 }, x))
+        .y_label_formatter(&|y| match scale {
+            Scale::Shares => format!("{:.0} %", y * 100.0),
+            Scale::UpTo(top) => format!("{:.*}", if top < 10.0 { 1 } else { 0 }, y),
+        })
         .light_line_style(WHITE.mix(0.0))
         .draw()?;
     for (curve, colour) in curves.iter().zip(COLOURS.into_iter().cycle()) {
@@ -69,10 +102,14 @@ fn draw(
             .draw_series(line)?
             .label(curve.name)
             .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], colour.stroke_width(2)));
+        if matches!(scale, Scale::UpTo(_)) {
+            let dot = |&at: &(f64, f64)| Circle::new(at, 3, colour.filled());
+            chart.draw_series(curve.points.iter().map(dot))?;
+        }
     }
     chart
         .configure_series_labels()
-        .position(SeriesLabelPosition::LowerRight)
+        .position(legend)
         .background_style(WHITE.mix(0.8))
         .border_style(BLACK.mix(0.3))
         .draw()?;
@@ -128,6 +165,11 @@ mod tests {
         for word in ["<svg", "Hits", "token", "share", "pinned", "polyline"] {
             assert!(text.contains(word), "{word} is missing");
         }
+        let points = [(0.5, 120.0), (1.5, 40.0)];
+        amounts(&path, &labels, &[Curve { name: "pinscope", points: &points }]).unwrap();
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert_eq!(text.matches("<circle").count(), 2);
+        assert!(text.contains("\n120\n") && !text.contains(" %"), "{text}");
         let error = svg(Path::new("/nowhere/p.svg"), &labels, &[]).unwrap_err();
         assert!(error.contains("/nowhere/p.svg"), "{error}");
         assert!(check_name("p.png").is_err() && check_name("p.SVG").is_ok());

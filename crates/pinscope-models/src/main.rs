@@ -95,6 +95,9 @@ struct SynthArgs {
     /// Keep only this many layers
     #[arg(long)]
     layers: Option<u32>,
+    /// Another number of experts in a layer, of the same size
+    #[arg(long)]
+    experts: Option<u64>,
 }
 
 enum Unit {
@@ -125,6 +128,9 @@ fn synth(args: SynthArgs) -> Result<(), Error> {
     let mut shape = Shape::named(&args.shape)?;
     if let Some(layers) = args.layers {
         shape = shape.cut_to(layers)?;
+    }
+    if let Some(experts) = args.experts {
+        shape = shape.with_experts(experts)?;
     }
     let options = synth::Options {
         seed: args.seed,

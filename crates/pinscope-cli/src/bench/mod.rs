@@ -4,6 +4,7 @@
 mod curve;
 mod efficiency;
 mod figures;
+mod growth;
 mod table;
 
 use std::path::PathBuf;
@@ -67,6 +68,9 @@ pub struct Args {
     /// Draw the hit rates of PinScope's runs token by token
     #[arg(long, value_name = "FILE.svg", value_parser = plot::check_name)]
     hit_plot: Option<PathBuf>,
+    /// Draw milliseconds a token against the memory of PinScope's runs
+    #[arg(long, value_name = "FILE.svg", value_parser = plot::check_name)]
+    plot: Option<PathBuf>,
     /// Keep the device at work even if the whole model fits
     #[arg(long)]
     no_step_aside: bool,
@@ -189,6 +193,9 @@ fn bench(args: &Args) -> Result<(), Box<dyn std::error::Error>> {
     };
     if let Some(path) = &args.hit_plot {
         curve::draw(&results, path)?;
+    }
+    if let Some(path) = &args.plot {
+        growth::draw(&results, path)?;
     }
     if args.json {
         println!("{}", serde_json::to_string_pretty(&results)?);

@@ -221,6 +221,19 @@ const TINY_QWEN3MOE: Shape = Shape {
     ..QWEN3_30B_A3B
 };
 
+/// Large enough to measure what grows with the number of experts or the
+/// context, small enough for a disk to hold it several times.
+const SMALL_QWEN3MOE: Shape = Shape {
+    name: "small-qwen3moe",
+    embd: 1024,
+    heads: 8,
+    head_dim: 128,
+    experts: 128,
+    top_k: 8,
+    context: 32_768,
+    ..TINY_QWEN3MOE
+};
+
 const TINY_DEEPSEEK2: Shape = Shape {
     name: "tiny-deepseek2",
     arch: Arch::DeepSeek2,
@@ -233,12 +246,13 @@ const TINY_DEEPSEEK2: Shape = Shape {
 };
 
 /// All shapes, in the order in which help texts name them.
-const ALL: [Shape; 11] = [
+const ALL: [Shape; 12] = [
     QWEN3_30B_A3B,
     GPT_OSS_20B,
     Shape { name: "gpt-oss-120b", layers: 36, experts: 128, ..GPT_OSS_20B },
     MIXTRAL_8X7B,
     DEEPSEEK_V3,
+    SMALL_QWEN3MOE,
     TINY_QWEN3MOE,
     Shape {
         name: "tiny-gpt-oss",
@@ -310,6 +324,23 @@ impl Shape {
             )));
         }
         self.layers = layers;
+        Ok(self)
+    }
+
+    /// The same model with another number of experts in a layer.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] when a token would use more than there are, the groups
+    /// of experts would not be alike, or llama.cpp takes no more than 512.
+    pub fn with_experts(mut self, experts: u64) -> Result<Self, Error> {
+        let groups = u64::from(self.groups.0.max(1));
+        if experts < self.top_k || experts > 512 || !experts.is_multiple_of(groups) {
+            return Err(Error::Usage(format!(
+                "{} can have {} to 512 experts in multiples of {groups}, not {experts}",
+                self.name, self.top_k
+            )));
+        }
+        self.experts = experts;
         Ok(self)
     }
 }

@@ -32,6 +32,8 @@ pub(super) struct Pace {
     /// Bytes a second while busy.
     bandwidth: f64,
     in_flight: usize,
+    /// Of those, what arithmetic wants.
+    demanded: usize,
     /// Of prefetches in flight, bytes.
     prefetching: usize,
     stretch: Stretch,
@@ -55,6 +57,7 @@ impl Pace {
         Pace {
             bandwidth: bandwidth as f64,
             in_flight: 0,
+            demanded: 0,
             prefetching: 0,
             stretch: NONE,
             busy: Busy::default(),
@@ -85,7 +88,10 @@ impl Pace {
         }
         self.in_flight += 1;
         match class {
-            ReadClass::Demand => self.stretch.demand = true,
+            ReadClass::Demand => {
+                self.demanded += 1;
+                self.stretch.demand = true;
+            }
             ReadClass::Prefetch => self.prefetching += len,
         }
     }
@@ -94,15 +100,17 @@ impl Pace {
     /// since the kernel was asked last; what ends unseen measures nothing.
     pub fn back(&mut self, now: Instant, len: usize, got: usize, class: ReadClass, seen: bool) {
         self.in_flight -= 1;
-        if class == ReadClass::Prefetch {
-            self.prefetching -= len;
+        match class {
+            ReadClass::Demand => self.demanded -= 1,
+            ReadClass::Prefetch => self.prefetching -= len,
         }
         self.stretch.bytes += got as u64;
         let Some(began) = self.stretch.began else { return };
         let took = now.saturating_duration_since(began);
         if seen && (self.in_flight == 0 || took >= LOOK) {
             self.learn(took);
-            self.stretch = Stretch { began: (self.in_flight > 0).then_some(now), ..NONE };
+            let began = (self.in_flight > 0).then_some(now);
+            self.stretch = Stretch { began, bytes: 0, demand: self.demanded > 0 };
         } else if self.in_flight == 0 {
             self.stretch = NONE;
         }

@@ -109,7 +109,7 @@ impl WorkQueue {
             free: Vec::with_capacity(ROOM),
             demand: VecDeque::with_capacity(ROOM),
             prefetch: VecDeque::with_capacity(ROOM),
-            again: Vec::new(),
+            again: Vec::with_capacity(most),
             in_flight: 0,
             prefetch_in_flight: 0,
         }

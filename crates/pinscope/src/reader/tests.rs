@@ -1,5 +1,6 @@
 //! Every reader brings the right bytes in the right order.
 
+mod busy;
 mod files;
 mod forbidden;
 

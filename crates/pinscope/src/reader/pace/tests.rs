@@ -60,7 +60,7 @@ impl Device {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(60))]
+    #![proptest_config(ProptestConfig::with_cases(500))]
     #[test]
     fn demand_waits_for_two_milliseconds_of_prefetch_whatever_the_device_became(
         rates in prop::collection::vec(1.3e8..5e9f64, 1..5),
