@@ -234,6 +234,11 @@ impl Session {
         self.engine.as_ref().map(Engine::take_routing)
     }
 
+    /// The engine, unless PinScope stepped aside.
+    pub fn engine(&self) -> Option<&Engine> {
+        self.engine.as_ref()
+    }
+
     /// What the user should hear since the last call.
     pub fn take_news(&self) -> Option<String> {
         self.engine.as_ref()?.take_news()

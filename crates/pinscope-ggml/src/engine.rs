@@ -9,6 +9,7 @@ use pinscope::policy::PolicyKind;
 use pinscope::profile::{PinPlan, RoutingCounts};
 use pinscope::reader::{ModelFiles, ReadError, ReaderKind};
 use pinscope::residency::{Residency, ResidencyError, ResidencyOptions, Stats};
+use pinscope::trace::Recorder;
 
 use crate::exec::predict::Routers;
 use crate::ffi::Incompatible;
@@ -242,6 +243,21 @@ impl Engine {
     pub fn take_routing(&self) -> RoutingCounts {
         let none = || RoutingCounts::new(0);
         self.shared.home().made().map_or_else(none, Residency::take_routing)
+    }
+
+    /// Writes what the router chooses from now on to `recorder`.
+    pub fn record(&self, recorder: Recorder) {
+        if let Some(residency) = self.shared.home().made() {
+            residency.record(recorder);
+        }
+    }
+
+    /// Ends the recording, if there is one.
+    ///
+    /// # Errors
+    /// What kept any part of it from being written.
+    pub fn finish_recording(&self) -> std::io::Result<()> {
+        self.shared.home().made().map_or(Ok(()), Residency::finish_recording)
     }
 
     /// What the user should hear of the pins since the last call.

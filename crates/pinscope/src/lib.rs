@@ -15,4 +15,6 @@ pub mod pressure;
 pub mod profile;
 pub mod reader;
 pub mod residency;
+pub mod simulate;
 mod splitmix;
+pub mod trace;

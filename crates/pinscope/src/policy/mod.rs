@@ -99,7 +99,8 @@ impl PolicyKind {
     pub const ALL: [PolicyKind; 4] =
         [PolicyKind::Lru, PolicyKind::Lfu, PolicyKind::S3Fifo, PolicyKind::Random];
 
-    fn name(self) -> &'static str {
+    /// Its name on the command line.
+    pub fn name(self) -> &'static str {
         match self {
             PolicyKind::Lru => lru::NAME,
             PolicyKind::Lfu => lfu::NAME,

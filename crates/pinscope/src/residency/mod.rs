@@ -18,6 +18,7 @@ mod drift;
 mod load;
 mod pins;
 mod prefetch;
+mod record;
 mod shared;
 mod shrink;
 mod stats;
@@ -37,6 +38,7 @@ use crate::pin;
 use crate::policy::{self, ExpertId, Policy, PolicyKind, PolicyShape};
 use crate::profile::RoutingCounts;
 use crate::reader::{self, ModelFiles, ReadDone, ReadError, Reader, ReaderKind, ReaderOptions};
+use crate::trace::Recorder;
 
 /// What a pass needs of one expert.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -149,6 +151,7 @@ pub struct Residency {
     done: Vec<ReadDone>,
     stats: Stats,
     routing: RoutingCounts,
+    recorder: Option<Recorder>,
 }
 
 /// Tags of reads: expert and part in one number.
@@ -242,6 +245,7 @@ impl Residency {
             done: Vec::new(),
             stats: Stats::default(),
             routing: RoutingCounts::new(ids),
+            recorder: None,
         }
     }
 
@@ -350,6 +354,9 @@ impl Residency {
         for d in demand {
             phase.chosen[first + d.expert as usize] += f64::from(d.tokens);
             phase.weight[first + d.expert as usize] += f64::from(d.weight);
+        }
+        if let Some(recorder) = &mut self.recorder {
+            recorder.pass(layer, tokens, self.pass.decode, demand);
         }
         self.watch_pins(layer, tokens, demand);
     }
