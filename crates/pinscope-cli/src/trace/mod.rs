@@ -2,7 +2,7 @@
 
 mod show;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use pinscope::trace::{Recorder, Trace, TracedModel};
@@ -20,19 +20,7 @@ pub struct Args {
     #[command(subcommand)]
     show: Option<Show>,
     #[command(flatten)]
-    record: Option<Record>,
-}
-
-#[derive(Debug, clap::Subcommand)]
-enum Show {
-    /// Show what a trace holds
-    Show(show::Args),
-}
-
-#[derive(Debug, clap::Args)]
-struct Record {
-    #[command(flatten)]
-    model: ModelArgs,
+    model: Option<ModelArgs>,
     /// Text to read, the beginning of each piece as a prompt and the rest
     /// token by token: a file, or a folder of files; may be given several times
     #[arg(long, value_name = "PATH", required_unless_present = "prompt")]
@@ -48,11 +36,17 @@ struct Record {
           value_parser = clap::value_parser!(u32).range(1..))]
     prompt_tokens: u32,
     /// Where the trace goes
-    #[arg(short, long, value_name = "FILE")]
-    output: PathBuf,
+    #[arg(short, long, value_name = "FILE", required = true)]
+    output: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     json: bool,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Show {
+    /// Show what a trace holds
+    Show(show::Args),
 }
 
 /// Runs the subcommand. Ctrl-C ends the recording, not the program.
@@ -61,43 +55,47 @@ struct Record {
 /// Input that cannot be read, a model that cannot be run, a trace that cannot
 /// be written or read.
 pub fn main(args: &Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
-    match (&args.show, &args.record) {
-        (Some(Show::Show(args)), _) => show::main(args).map(|()| ExitCode::SUCCESS),
-        (None, Some(args)) => record(args),
-        (None, None) => Err("give a model (-m) to record, or `show` and a trace".into()),
+    match (&args.show, &args.model, &args.output) {
+        (Some(Show::Show(args)), ..) => show::main(args).map(|()| ExitCode::SUCCESS),
+        (None, Some(model), Some(output)) => record(args, model, output),
+        _ => Err("give a model (-m) and a file (-o) to record, or `show` and a trace".into()),
     }
 }
 
-fn record(args: &Record) -> Result<ExitCode, Box<dyn std::error::Error>> {
+fn record(
+    args: &Args,
+    options: &ModelArgs,
+    output: &Path,
+) -> Result<ExitCode, Box<dyn std::error::Error>> {
     interrupt::install()?;
-    let ram = crate::ram::Ram::bytes(args.model.ram.as_ref())?;
-    let mut context = args.model.context_options();
-    let prepared = Prepared::new(&args.model.model, ram, &context)?;
+    let ram = crate::ram::Ram::bytes(options.ram.as_ref())?;
+    let mut context = options.context_options();
+    let prepared = Prepared::new(&options.model, ram, &context)?;
     context.n_ctx = prepared.n_ctx;
     let model = TracedModel::new(prepared.map(), prepared.profiled_model()?);
     let bar = style::bar("Loading", 1000);
     let caching =
-        Caching { policy: args.model.policy, reader: args.model.reader, step_aside: false };
+        Caching { policy: options.policy, reader: options.reader, step_aside: false };
     let session = prepared.load(caching, &mut |done| bar.set_position((done * 1000.0) as u64));
     bar.finish_and_clear();
     let session = session?;
     let engine = session.engine().ok_or("PinScope stepped aside, so nothing can be recorded")?;
 
     let pieces = pieces(args, &session, context.n_ctx)?;
-    let cannot_write = |e| format!("cannot write the trace {}: {e}", args.output.display());
-    engine.record(Recorder::create(&args.output, &model).map_err(cannot_write)?);
+    let cannot_write = |e| format!("cannot write the trace {}: {e}", output.display());
+    engine.record(Recorder::create(output, &model).map_err(cannot_write)?);
     let whole = run(args, &session, context, &pieces);
     engine.finish_recording().map_err(cannot_write)?;
     let whole = whole?;
     if !whole {
         style::note("Stopped: the trace has what was recorded until now.");
     }
-    show::print(&args.output, &Trace::load(&args.output)?, args.json)?;
+    show::print(output, &Trace::load(output)?, args.json)?;
     Ok(if whole { ExitCode::SUCCESS } else { ExitCode::from(interrupt::EXIT_CODE) })
 }
 
 /// Tokens to read; of each piece the first ones as a prompt.
-fn pieces(args: &Record, session: &Session, n_ctx: u32) -> Result<Vec<Vec<Token>>, String> {
+fn pieces(args: &Args, session: &Session, n_ctx: u32) -> Result<Vec<Vec<Token>>, String> {
     if let Some(prompt) = &args.prompt {
         let tokens = session.model.tokenize(prompt, true, false).map_err(|e| e.to_string())?;
         return match tokens.len() {
@@ -114,7 +112,7 @@ fn pieces(args: &Record, session: &Session, n_ctx: u32) -> Result<Vec<Vec<Token>
 
 /// Runs the pieces; false if Ctrl-C ended it.
 fn run(
-    args: &Record,
+    args: &Args,
     session: &Session,
     options: ContextOptions,
     pieces: &[Vec<Token>],

@@ -57,6 +57,10 @@ pub trait Policy: Send {
     /// The policy's name, as [`PolicyKind`] prints it.
     fn name(&self) -> &'static str;
 
+    /// A batch of `tokens` reaches `layer`; its choices follow. The last layer
+    /// may see fewer tokens of a batch than the others.
+    fn on_pass(&mut self, _layer: u32, _tokens: u32) {}
+
     /// The router chose `e`, resident or not, for `tokens` tokens of this
     /// batch (at least 1) with mean weight `weight`.
     fn on_select(&mut self, e: ExpertId, tokens: u32, weight: f32);

@@ -301,6 +301,9 @@ impl Residency {
         }
         let class = self.layout.class_of_layer[layer];
         self.judge_predictions(layer, demand);
+        if !again {
+            self.pools[class].policy.on_pass(layer as u32, tokens as u32);
+        }
         for d in demand {
             let id = self.id(layer, d.expert);
             self.in_use[id.0 as usize] = true;

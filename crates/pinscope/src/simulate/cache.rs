@@ -51,6 +51,7 @@ impl Decider for Policies<'_> {
             self.pools.iter_mut().for_each(|p| p.on_token());
         }
         let policy = &mut self.pools[self.pool_of_layer[pass.layer as usize]];
+        policy.on_pass(pass.layer, pass.tokens);
         for (c, &id) in pass.choices.iter().zip(ids) {
             policy.on_select(id, c.tokens, c.weight);
         }
