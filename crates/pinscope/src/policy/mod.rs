@@ -4,6 +4,7 @@
 //! victim. It never touches bytes. To add one: one file, one line in each
 //! list below.
 
+mod adaptive;
 mod lfu;
 mod list;
 mod lru;
@@ -87,10 +88,12 @@ pub trait Policy: Send {
 /// The policies there are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum PolicyKind {
+    /// Needed last, by what was learnt of the traffic.
+    #[default]
+    Adaptive,
     /// Least recently used, in tokens.
     Lru,
     /// Least often used, with ageing.
-    #[default]
     Lfu,
     /// Small, main and ghost queue.
     S3Fifo,
@@ -100,12 +103,18 @@ pub enum PolicyKind {
 
 impl PolicyKind {
     /// All of them.
-    pub const ALL: [PolicyKind; 4] =
-        [PolicyKind::Lru, PolicyKind::Lfu, PolicyKind::S3Fifo, PolicyKind::Random];
+    pub const ALL: [PolicyKind; 5] = [
+        PolicyKind::Adaptive,
+        PolicyKind::Lru,
+        PolicyKind::Lfu,
+        PolicyKind::S3Fifo,
+        PolicyKind::Random,
+    ];
 
     /// Its name on the command line.
     pub fn name(self) -> &'static str {
         match self {
+            PolicyKind::Adaptive => adaptive::NAME,
             PolicyKind::Lru => lru::NAME,
             PolicyKind::Lfu => lfu::NAME,
             PolicyKind::S3Fifo => s3fifo::NAME,
@@ -117,6 +126,7 @@ impl PolicyKind {
 /// Makes a policy.
 pub fn build(kind: PolicyKind, shape: PolicyShape) -> Box<dyn Policy> {
     match kind {
+        PolicyKind::Adaptive => Box::new(adaptive::Adaptive::new(shape)),
         PolicyKind::Lru => Box::new(lru::Lru::new(shape)),
         PolicyKind::Lfu => Box::new(lfu::Lfu::new(shape, lfu::DECAY)),
         PolicyKind::S3Fifo => Box::new(s3fifo::S3Fifo::new(shape)),
