@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use pinscope::policy::{self, PolicyKind};
 use pinscope::profile::{Profile, ProfileError};
-use pinscope::simulate::{belady, replay, Outcome, Room, Warm};
+use pinscope::simulate::{belady, replay, textbook_lru, Outcome, Room, Warm};
 use pinscope::trace::Trace;
 
 use crate::plot;
@@ -77,10 +77,11 @@ struct Table {
     path: PathBuf,
     trace: Trace,
     budgets: Vec<(String, u64)>,
-    /// The best that could be done comes last.
+    /// The yardstick comes first, the best that could be done last.
     rows: Vec<Row>,
 }
 
+const YARDSTICK: &str = "lru (textbook)";
 const BEST: &str = "belady";
 
 /// Runs the subcommand.
@@ -132,7 +133,9 @@ fn table(args: &Args, path: &Path) -> Result<Table, Box<dyn std::error::Error>> 
             false => Room::slots(&trace.model, bytes)?,
         });
     }
-    let mut rows = Vec::new();
+    let plain = |room| replay(&trace, room, &mut textbook_lru, warm);
+    let outcomes = rooms.iter().map(plain).collect();
+    let mut rows = vec![Row { policy: YARDSTICK, outcomes }];
     for &kind in &args.policy.0 {
         let run = |room| replay(&trace, room, &mut |shape| policy::build(kind, shape), warm);
         rows.push(Row { policy: kind.name(), outcomes: rooms.iter().map(run).collect() });

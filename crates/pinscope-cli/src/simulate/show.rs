@@ -4,26 +4,22 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use pinscope::memory::format_bytes;
-use pinscope::policy::PolicyKind;
 use pinscope::simulate::{Counts, Outcome};
 use serde::Serialize;
 
-use super::{Row, Table, BEST};
+use super::{Row, Table};
 use crate::plot::{self, Curve, Labels};
 use crate::style;
 
 impl Table {
-    /// Share of the way from LRU to the best that `outcome` goes at a budget,
-    /// in what generated tokens find; `None` without a row of LRU, or without
-    /// a way to go.
+    /// Share of the way from the textbook's LRU to the best that `outcome`
+    /// goes at a budget, in what generated tokens find; `None` without a way
+    /// to go.
     fn gap_closed(&self, budget: usize, outcome: &Outcome) -> Option<f64> {
-        let rate = |name: &str| {
-            let row = self.rows.iter().find(|r| r.policy == name)?;
-            Some(row.outcomes[budget].decode.hit_rate())
-        };
-        let (lru, best) = (rate(PolicyKind::Lru.name())?, rate(BEST)?);
-        let gap = best - lru;
-        (gap > 1e-6).then(|| (outcome.decode.hit_rate() - lru) / gap)
+        let (first, last) = (self.rows.first()?, self.rows.last()?);
+        let rate = |row: &Row| row.outcomes[budget].decode.hit_rate();
+        let gap = rate(last) - rate(first);
+        (gap > 1e-6).then(|| (outcome.decode.hit_rate() - rate(first)) / gap)
     }
 
     fn title(&self) -> String {
@@ -93,7 +89,7 @@ struct Replay {
     hit_rate: f64,
     prompt_hit_rate: f64,
     bytes_read_per_token: f64,
-    /// From LRU (0) to Belady (1).
+    /// From the textbook's LRU (0) to Belady (1).
     gap_closed: Option<f64>,
     hits: u64,
     misses: u64,

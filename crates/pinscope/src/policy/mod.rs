@@ -29,6 +29,8 @@ pub struct PolicyShape {
     pub layers: u32,
     /// Experts of one layer.
     pub experts_per_layer: u32,
+    /// Experts of a layer that a token chooses.
+    pub top_k: u32,
     /// Experts that can be resident.
     pub capacity: usize,
 }

@@ -212,6 +212,7 @@ impl Residency {
                     PolicyShape {
                         layers: map.layers().len() as u32,
                         experts_per_layer: per_layer,
+                        top_k: map.top_k(),
                         capacity: c.slots as usize,
                     },
                 ),

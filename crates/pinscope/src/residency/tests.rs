@@ -100,6 +100,7 @@ fn passes() -> impl Strategy<Value = Vec<(usize, Vec<u32>)>> {
 }
 
 mod pins;
+mod record;
 mod shared;
 mod shrink;
 

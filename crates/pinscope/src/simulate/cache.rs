@@ -30,6 +30,7 @@ pub fn replay(
     let shape = |pool| PolicyShape {
         layers: room.cost.len() as u32,
         experts_per_layer: room.experts_per_layer,
+        top_k: trace.model.top_k,
         capacity: room.capacity(pool),
     };
     let mut pools: Vec<_> = (0..room.budget.len()).map(|pool| build(shape(pool))).collect();

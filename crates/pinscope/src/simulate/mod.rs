@@ -10,12 +10,14 @@
 mod belady;
 mod cache;
 mod room;
+mod textbook;
 #[cfg(test)]
 mod tests;
 
 pub use belady::belady;
 pub use cache::replay;
 pub use room::{NoRoom, Room};
+pub use textbook::textbook_lru;
 
 /// What happened to the experts that passes asked for.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

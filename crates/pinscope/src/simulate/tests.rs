@@ -1,3 +1,5 @@
+mod mixed;
+
 use proptest::prelude::*;
 
 use super::*;

@@ -48,6 +48,14 @@ impl Learner {
         (1.0 / (1.0 + (-sum).exp())).clamp(SURE, 1.0 - SURE)
     }
 
+    /// One that stays as it begins.
+    #[cfg(test)]
+    pub fn frozen() -> Self {
+        let mut learner = Self::new();
+        (0..FEATURES).for_each(|i| learner.curvature[i][i] = f64::INFINITY);
+        learner
+    }
+
     /// Whether the batch at hand should be learnt from.
     pub fn due(&mut self) -> bool {
         // One more than a divisor of usual numbers of layers would always

@@ -39,9 +39,6 @@ pub(super) struct Adaptive {
     /// The batch whose choices are being told: layer and tokens.
     open: Option<(usize, u32)>,
     choices: Vec<(ExpertId, u32, f32)>,
-    /// All choices and tokens of all layers, to know how many a token makes.
-    chosen: f64,
-    tokens: f64,
 }
 
 #[derive(Default)]
@@ -75,18 +72,11 @@ impl Adaptive {
             experts: vec![never; shape.ids()],
             open: None,
             choices: Vec::new(),
-            chosen: 0.0,
-            tokens: 0.0,
         }
     }
 
-    /// Experts that a token chooses, of those of a layer.
-    fn share(&self) -> f64 {
-        let per_token = if self.tokens > 0.0 { self.chosen / self.tokens } else { 1.0 };
-        per_token / f64::from(self.shape.experts_per_layer)
-    }
-
-    fn features(&self, layer: &Layer, e: &Expert, share: f64) -> Features {
+    fn features(&self, layer: &Layer, e: &Expert) -> Features {
+        let share = f64::from(self.shape.top_k.max(1)) / f64::from(self.shape.experts_per_layer);
         // Rates relative to that of an average expert, as if one token more
         // had been seen that chose all equally.
         let rate = |i: usize| ((e.counts[i] / share + 1.0) / (layer.seen[i] + 1.0)).ln();
@@ -95,9 +85,10 @@ impl Adaptive {
         [1.0, rate(0), rate(1), rate(2), weight, f64::from(u8::from(age < 0.5))]
     }
 
-    fn chance(&self, id: u32, share: f64) -> f64 {
+    /// That the next token chooses the expert.
+    fn chance(&self, id: u32) -> f64 {
         let layer = &self.layers[self.shape.layer(ExpertId(id))];
-        self.learner.chance(&self.features(layer, &self.experts[id as usize], share))
+        self.learner.chance(&self.features(layer, &self.experts[id as usize]))
     }
 
     /// Ends the batch at hand: learns from it, counts it, and orders the
@@ -114,24 +105,22 @@ impl Adaptive {
         choices.clear();
         self.choices = choices;
 
-        let share = self.share();
         let mut order = std::mem::take(&mut self.layers[l].order);
         for entry in &mut order {
-            entry.0 = self.chance(entry.1, share);
+            entry.0 = self.chance(entry.1);
         }
         order.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
         self.layers[l].order = order;
     }
 
     fn learn(&mut self, ids: &std::ops::Range<usize>, choices: &[(ExpertId, u32, f32)]) {
-        let share = self.share();
         let first = ids.start as u32;
         let mut chosen = vec![false; ids.len()];
         choices.iter().for_each(|(e, ..)| chosen[(e.0 - first) as usize] = true);
         let layer = &self.layers[self.shape.layer(ExpertId(first))];
         let mut lesson = self.learner.lesson();
         for (e, &chosen) in self.experts[ids.clone()].iter().zip(&chosen) {
-            let features = self.features(layer, e, share);
+            let features = self.features(layer, e);
             lesson.add(&features, self.learner.chance(&features), chosen);
         }
         self.learner.take(lesson);
@@ -154,7 +143,6 @@ impl Adaptive {
         let layer = &mut self.layers[l];
         (0..3).for_each(|i| layer.seen[i] = layer.seen[i] * kept[i] + full[i]);
         layer.clock += n;
-        self.tokens += n;
         let weights: f64 = choices.iter().map(|c| f64::from(c.2)).sum();
         let mean = weights / choices.len().max(1) as f64;
         for &(id, by, weight) in choices {
@@ -164,7 +152,6 @@ impl Adaptive {
             // Spread over the batch, the last choice was about this long ago.
             e.used = layer.clock - (n / (by + 1.0)).floor().min(n - 1.0);
             e.weight = if mean > 0.0 { f64::from(weight) / mean } else { 1.0 };
-            self.chosen += by;
         }
     }
 
@@ -198,9 +185,7 @@ impl Policy for Adaptive {
         if self.layers[l].clock == 0.0 {
             self.layers[l].seen = seen;
             self.layers[l].clock = WARM_TOKENS;
-            self.tokens += WARM_TOKENS;
         }
-        self.chosen += rate * WARM_TOKENS;
         self.experts[e.0 as usize].counts = seen.map(|seen| seen * rate);
         if self.experts[e.0 as usize].resident {
             self.on_remove(e);
@@ -214,7 +199,7 @@ impl Policy for Adaptive {
 
     fn on_insert(&mut self, e: ExpertId) {
         self.close();
-        let chance = self.chance(e.0, self.share());
+        let chance = self.chance(e.0);
         let order = &mut self.layers[self.shape.layer(e)].order;
         order.insert(order.partition_point(|(c, _)| *c < chance), (chance, e.0));
         self.experts[e.0 as usize].resident = true;
