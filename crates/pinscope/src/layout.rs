@@ -175,7 +175,10 @@ impl Layout {
         }
         let class = |(_, rooms): (_, Vec<u64>)| {
             let mut stride = 0;
-            let start = |room: &u64| std::mem::replace(&mut stride, stride + room);
+            let start = |room: &u64| {
+                stride += room;
+                stride - room
+            };
             let part_start = rooms.iter().map(start).collect();
             SizeClass { part_start, stride, experts: 0, slots: 0, base: 0 }
         };
