@@ -11,7 +11,7 @@ use pinscope_host::{ContextOptions, SamplerOptions};
 use crate::pinning::Pinning;
 use crate::ram::Ram;
 use crate::threads::default_threads;
-use crate::{bench, doctor, pin, plot_cmd, profile, verify};
+use crate::{bench, doctor, pin, plot_cmd, profile, simulate, trace, verify};
 
 /// Runs Mixture-of-Experts models that are larger than memory, bit for bit.
 #[derive(Debug, Parser)]
@@ -31,6 +31,10 @@ pub enum Command {
     Profile(profile::Args),
     /// Keep a model's hottest pages in the page cache, for other programs too
     Pin(pin::Args),
+    /// Record which experts each token uses, for simulate
+    Trace(trace::Args),
+    /// Replay traces through cache policies, without the model
+    Simulate(simulate::Args),
     /// Measure what decides speed on this machine, and say what would help most
     Doctor(doctor::Args),
     /// Check that a memory budget does not change a bit of the output
@@ -69,7 +73,7 @@ pub struct ModelArgs {
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=512))]
     pub threads: Option<u32>,
     /// Which expert gives way to another
-    #[arg(long, value_name = "NAME", default_value = "lfu")]
+    #[arg(long, value_name = "NAME", default_value_t)]
     pub policy: PolicyKind,
     /// How experts are read: auto, uring, pread
     #[arg(long, value_name = "NAME", default_value = "auto", value_parser = parse_reader)]

@@ -290,11 +290,11 @@ impl Session {
     ///
     /// # Errors
     /// [`TimelineError`].
-    pub fn record(&self, path: &Path) -> Result<(), TimelineError> {
+    pub fn record_timeline(&self, path: &Path) -> Result<(), TimelineError> {
         let recorder =
             Recorder::create(path).map_err(|e| TimelineError { path: path.into(), source: e })?;
         if let Some(engine) = &self.engine {
-            engine.record(recorder);
+            engine.record_timeline(recorder);
         }
         Ok(())
     }
@@ -303,14 +303,19 @@ impl Session {
     ///
     /// # Errors
     /// [`TimelineError`].
-    pub fn finish_recording(&self, path: &Path) -> Result<String, TimelineError> {
-        let finish = |e: &Engine| e.finish_recording();
+    pub fn finish_timeline(&self, path: &Path) -> Result<String, TimelineError> {
+        let finish = |e: &Engine| e.finish_timeline();
         let summary = self.engine.as_ref().map_or(Ok(None), finish);
         let summary = summary.map_err(|e| TimelineError { path: path.into(), source: e })?;
         let (bytes, full) = summary.map_or((0, false), |s| (s.bytes, s.full));
         let full = if full { ", where it stopped recording" } else { "" };
         let path = path.display();
         Ok(format!("{path}: {}{full}; open it in ui.perfetto.dev.", format_bytes(bytes)))
+    }
+
+    /// The engine, unless PinScope stepped aside.
+    pub fn engine(&self) -> Option<&Engine> {
+        self.engine.as_ref()
     }
 
     /// What the user should hear since the last call.

@@ -19,10 +19,12 @@ mod ram;
 mod run;
 mod sidecar;
 mod signals;
+mod simulate;
 mod spin;
 mod style;
 mod text;
 mod threads;
+mod trace;
 mod utf8;
 mod verify;
 mod worker;
@@ -48,6 +50,8 @@ fn main() -> ExitCode {
         Command::Plan(args) => plan_cmd::main(&args).map(|()| ExitCode::SUCCESS),
         Command::Profile(args) => profile::main(&args),
         Command::Pin(args) => pin::main(&args).map(|()| ExitCode::SUCCESS),
+        Command::Trace(args) => trace::main(&args),
+        Command::Simulate(args) => simulate::main(&args).map(|()| ExitCode::SUCCESS),
         Command::Doctor(args) => doctor::main(&args).map(|()| ExitCode::SUCCESS),
         Command::Plot(args) => plot_cmd::main(&args).map(|()| ExitCode::SUCCESS),
         Command::Verify(args) => return verify::main(&args),

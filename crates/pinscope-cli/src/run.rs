@@ -41,7 +41,7 @@ pub fn main(args: &RunArgs) -> Result<bool, Box<dyn std::error::Error>> {
     session.notes().iter().for_each(|note| style::note(note));
 
     if let Some(path) = &args.timeline {
-        session.record(path)?;
+        session.record_timeline(path)?;
     }
     let mut generator = Generator::new(&session, context, &args.lora, &args.sampler_options())?;
     let Some(prompt) = &args.prompt else {
@@ -66,7 +66,7 @@ pub fn main(args: &RunArgs) -> Result<bool, Box<dyn std::error::Error>> {
 
 fn finish_timeline(args: &RunArgs, session: &Session) -> Result<(), TimelineError> {
     if let Some(path) = &args.timeline {
-        style::note(&session.finish_recording(path)?);
+        style::note(&session.finish_timeline(path)?);
     }
     Ok(())
 }

@@ -10,7 +10,8 @@ use pinscope::policy::PolicyKind;
 use pinscope::profile::{PinPlan, RoutingCounts};
 use pinscope::reader::{tune_ahead, Busy, ModelFiles, ReadError, ReaderKind};
 use pinscope::residency::{Residency, ResidencyError, ResidencyOptions, Stats};
-use pinscope::timeline::chrome::{Recorder, Summary};
+use pinscope::timeline::chrome;
+use pinscope::trace::Recorder;
 
 use crate::exec::predict::Routers;
 use crate::ffi::Incompatible;
@@ -264,24 +265,39 @@ impl Engine {
         self.shared.home().made().map_or_else(none, Residency::take_routing)
     }
 
+    /// Writes what the router chooses from now on to `recorder`.
+    pub fn record_trace(&self, recorder: Recorder) {
+        if let Some(residency) = self.shared.home().made() {
+            residency.record_trace(recorder);
+        }
+    }
+
+    /// Ends the recording of a trace, if there is one.
+    ///
+    /// # Errors
+    /// What kept any part of it from being written.
+    pub fn finish_trace(&self) -> std::io::Result<()> {
+        self.shared.home().made().map_or(Ok(()), Residency::finish_trace)
+    }
+
     /// What the user should hear of the pins since the last call.
     pub fn take_news(&self) -> Option<String> {
         self.shared.home().made()?.take_news()
     }
 
     /// Records where the time goes from now on.
-    pub fn record(&self, recorder: Recorder) {
+    pub fn record_timeline(&self, recorder: chrome::Recorder) {
         if let Some(residency) = self.shared.home().made() {
-            residency.record(recorder);
+            residency.record_timeline(recorder);
         }
     }
 
-    /// Ends the recording, if there is one.
+    /// Ends the recording of a timeline, if there is one.
     ///
     /// # Errors
     /// What kept its file from being written.
-    pub fn finish_recording(&self) -> std::io::Result<Option<Summary>> {
-        self.shared.home().made().map_or(Ok(None), Residency::finish_recording)
+    pub fn finish_timeline(&self) -> std::io::Result<Option<chrome::Summary>> {
+        self.shared.home().made().map_or(Ok(None), Residency::finish_timeline)
     }
 
     /// What happened so far.

@@ -7,7 +7,7 @@
 //! bytes.
 //!
 //! Experts of one model differ in size between layers (mixed quantisation).
-//! Layers whose slots have the same shape form a [`SizeClass`]; each class has
+//! Layers whose experts have the same sizes form a [`SizeClass`]; each class has
 //! its own slots, in proportion to the bytes of its experts, so that no slot
 //! is larger than what it holds.
 //!
@@ -16,7 +16,7 @@
 //! sub-graphs work on them as they are. Two experts may share a page there;
 //! reads of whole pages write the same bytes into it twice.
 
-use crate::map::ExpertMap;
+use crate::map::{ExpertMap, Part};
 
 /// Page size that reads are aligned to, bytes.
 pub const PAGE: u64 = 4096;
@@ -153,35 +153,49 @@ impl Layout {
         }
     }
 
-    /// Classes without slots.
+    /// Classes without slots: layers whose experts have the same sizes. Where
+    /// their parts lie differently on pages, a slot has room for the worst.
     fn shapes(map: &ExpertMap) -> Self {
-        let mut classes: Vec<SizeClass> = Vec::new();
+        let mut rooms: Vec<(Vec<u64>, Vec<u64>)> = Vec::new();
         let mut class_of_layer = Vec::new();
-        let mut first_rank = Vec::new();
         for layer in map.layers() {
-            let mut part_start = Vec::with_capacity(layer.parts.len());
-            let mut stride = 0;
-            for p in &layer.parts {
-                part_start.push(stride);
-                stride += (0..u64::from(layer.experts))
-                    .map(|e| (p.offset + e * p.bytes) % PAGE + p.bytes)
-                    .max()
-                    .unwrap_or(0)
-                    .next_multiple_of(PAGE);
+            let bytes: Vec<u64> = layer.parts.iter().map(|p| p.bytes).collect();
+            let room = layer.parts.iter().map(|p| part_room(p, layer.experts)).collect();
+            match rooms.iter().position(|(b, _)| *b == bytes) {
+                None => {
+                    class_of_layer.push(rooms.len());
+                    rooms.push((bytes, room));
+                }
+                Some(class) => {
+                    class_of_layer.push(class);
+                    let worst = rooms[class].1.iter_mut().zip(room);
+                    worst.for_each(|(worst, room)| *worst = room.max(*worst));
+                }
             }
-            let class = classes
-                .iter()
-                .position(|c| c.stride == stride && c.part_start == part_start)
-                .unwrap_or_else(|| {
-                    classes.push(SizeClass { part_start, stride, experts: 0, slots: 0, base: 0 });
-                    classes.len() - 1
-                });
-            class_of_layer.push(class);
+        }
+        let class = |(_, rooms): (_, Vec<u64>)| {
+            let mut stride = 0;
+            let start = |room: &u64| {
+                stride += room;
+                stride - room
+            };
+            let part_start = rooms.iter().map(start).collect();
+            SizeClass { part_start, stride, experts: 0, slots: 0, base: 0 }
+        };
+        let mut classes: Vec<SizeClass> = rooms.into_iter().map(class).collect();
+        let mut first_rank = Vec::new();
+        for (layer, &class) in map.layers().iter().zip(&class_of_layer) {
             first_rank.push(classes[class].experts);
             classes[class].experts += u64::from(layer.experts);
         }
         Self { classes, class_of_layer, first_rank, mirror: vec![None; map.layers().len()] }
     }
+}
+
+/// Whole pages that a part of any expert touches, bytes.
+fn part_room(part: &Part, experts: u32) -> u64 {
+    let end = |e: u64| (part.offset + e * part.bytes) % PAGE + part.bytes;
+    (0..u64::from(experts)).map(end).max().unwrap_or(0).next_multiple_of(PAGE)
 }
 
 impl SizeClass {

@@ -15,5 +15,7 @@ pub mod pressure;
 pub mod profile;
 pub mod reader;
 pub mod residency;
+pub mod simulate;
 mod splitmix;
 pub mod timeline;
+pub mod trace;

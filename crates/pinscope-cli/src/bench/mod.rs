@@ -82,7 +82,7 @@ pub struct Args {
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=512))]
     threads: Option<u32>,
     /// Which expert gives way to another
-    #[arg(long, value_name = "NAME", default_value = "lfu")]
+    #[arg(long, value_name = "NAME", default_value_t)]
     policy: PolicyKind,
     /// How experts are read: auto, uring, pread
     #[arg(long, value_name = "NAME", default_value = "auto", value_parser = parse_reader)]

@@ -1,6 +1,6 @@
 //! `pinscope profile`: which experts a text uses.
 
-mod input;
+pub mod input;
 mod recorder;
 mod show;
 

@@ -4,6 +4,7 @@
 //! victim. It never touches bytes. To add one: one file, one line in each
 //! list below.
 
+mod adaptive;
 mod lfu;
 mod list;
 mod lru;
@@ -28,6 +29,8 @@ pub struct PolicyShape {
     pub layers: u32,
     /// Experts of one layer.
     pub experts_per_layer: u32,
+    /// Experts of a layer that a token chooses.
+    pub top_k: u32,
     /// Experts that can be resident.
     pub capacity: usize,
 }
@@ -57,6 +60,10 @@ pub trait Policy: Send {
     /// The policy's name, as [`PolicyKind`] prints it.
     fn name(&self) -> &'static str;
 
+    /// A batch of `tokens` reaches `layer`; its choices follow. The last layer
+    /// may see fewer tokens of a batch than the others.
+    fn on_pass(&mut self, _layer: u32, _tokens: u32) {}
+
     /// The router chose `e`, resident or not, for `tokens` tokens of this
     /// batch (at least 1) with mean weight `weight`.
     fn on_select(&mut self, e: ExpertId, tokens: u32, weight: f32);
@@ -83,10 +90,12 @@ pub trait Policy: Send {
 /// The policies there are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum PolicyKind {
+    /// Needed last, by what was learnt of the traffic.
+    #[default]
+    Adaptive,
     /// Least recently used, in tokens.
     Lru,
     /// Least often used, with ageing.
-    #[default]
     Lfu,
     /// Small, main and ghost queue.
     S3Fifo,
@@ -96,11 +105,18 @@ pub enum PolicyKind {
 
 impl PolicyKind {
     /// All of them.
-    pub const ALL: [PolicyKind; 4] =
-        [PolicyKind::Lru, PolicyKind::Lfu, PolicyKind::S3Fifo, PolicyKind::Random];
+    pub const ALL: [PolicyKind; 5] = [
+        PolicyKind::Adaptive,
+        PolicyKind::Lru,
+        PolicyKind::Lfu,
+        PolicyKind::S3Fifo,
+        PolicyKind::Random,
+    ];
 
-    fn name(self) -> &'static str {
+    /// Its name on the command line.
+    pub fn name(self) -> &'static str {
         match self {
+            PolicyKind::Adaptive => adaptive::NAME,
             PolicyKind::Lru => lru::NAME,
             PolicyKind::Lfu => lfu::NAME,
             PolicyKind::S3Fifo => s3fifo::NAME,
@@ -112,6 +128,7 @@ impl PolicyKind {
 /// Makes a policy.
 pub fn build(kind: PolicyKind, shape: PolicyShape) -> Box<dyn Policy> {
     match kind {
+        PolicyKind::Adaptive => Box::new(adaptive::Adaptive::new(shape)),
         PolicyKind::Lru => Box::new(lru::Lru::new(shape)),
         PolicyKind::Lfu => Box::new(lfu::Lfu::new(shape, lfu::DECAY)),
         PolicyKind::S3Fifo => Box::new(s3fifo::S3Fifo::new(shape)),

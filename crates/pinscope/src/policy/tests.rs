@@ -7,7 +7,7 @@ use super::*;
 use crate::splitmix::SplitMix64;
 
 pub(super) fn shape(layers: u32, experts_per_layer: u32, capacity: usize) -> PolicyShape {
-    PolicyShape { layers, experts_per_layer, capacity }
+    PolicyShape { layers, experts_per_layer, top_k: 3.min(experts_per_layer), capacity }
 }
 
 /// A cache of sets under a policy, with the rules of the trait checked.
@@ -26,6 +26,7 @@ impl Cache<'_> {
         mut check: impl FnMut(ExpertId, &[ExpertId]),
     ) -> usize {
         let mut hits = 0;
+        self.policy.on_pass(wanted[0].0 / self.shape.experts_per_layer, 1);
         wanted.iter().for_each(|&e| self.policy.on_select(e, 1, 1.0));
         for &e in wanted {
             if self.resident.contains(&e) {
@@ -127,11 +128,11 @@ impl Policy for GlobalLru {
 }
 
 #[test]
-fn below_one_tokens_demand_a_global_lru_hits_nothing_and_lru_and_lfu_do() {
+fn below_one_tokens_demand_a_global_lru_hits_nothing_and_ours_do() {
     // 12 layers x 4 experts a token = 48; room for 24.
     let shape = shape(12, 16, 24);
     assert_eq!(cyclic_hit_rate(&mut GlobalLru::default(), shape, 4), 0.0);
-    for kind in [PolicyKind::Lru, PolicyKind::Lfu] {
+    for kind in [PolicyKind::Adaptive, PolicyKind::Lru, PolicyKind::Lfu] {
         let rate = cyclic_hit_rate(&mut *build(kind, shape), shape, 4);
         // Belady keeps all but the layer at work: (24 - 4) / 48.
         assert!(rate >= 20.0 / 48.0 - 1e-9, "{kind}: {rate}");
@@ -190,5 +191,5 @@ fn names_are_read_back_and_unknown_ones_list_the_choices() {
         assert_eq!(build(kind, shape(1, 1, 1)).name(), kind.to_string());
     }
     let e = "belady".parse::<PolicyKind>().unwrap_err().to_string();
-    assert!(e.contains("lru, lfu, s3fifo, random"), "{e}");
+    assert!(e.contains("adaptive, lru, lfu, s3fifo, random"), "{e}");
 }

@@ -38,6 +38,16 @@ impl ModelId {
         Ok(Self(hash.finalize().into()))
     }
 
+    /// The inverse of [`ModelId::as_bytes`].
+    pub(crate) fn from_bytes(bytes: [u8; 32]) -> Self {
+        Self(bytes)
+    }
+
+    /// What is written to binary files.
+    pub(crate) fn as_bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+
     /// The inverse of its text: 64 hexadecimal digits.
     pub fn parse(text: &str) -> Option<Self> {
         let mut id = [0; 32];

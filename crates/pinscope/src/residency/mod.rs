@@ -19,6 +19,7 @@ mod load;
 mod pass;
 mod pins;
 mod prefetch;
+mod record;
 mod shared;
 mod shrink;
 mod stats;
@@ -38,8 +39,8 @@ use crate::pin;
 use crate::policy::{self, ExpertId, Policy, PolicyKind, PolicyShape};
 use crate::profile::RoutingCounts;
 use crate::reader::{self, ModelFiles, ReadDone, ReadError, Reader, ReaderKind, ReaderOptions};
-use crate::timeline::chrome::{Recorder, Summary};
 use crate::timeline::{Activity, Stopwatch};
+use crate::trace::Recorder;
 
 /// What a pass needs of one expert.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -145,6 +146,7 @@ pub struct Residency {
     done: Vec<ReadDone>,
     stats: Stats,
     routing: RoutingCounts,
+    recorder: Option<Recorder>,
 }
 
 /// Tags of reads: expert and part in one number.
@@ -206,6 +208,7 @@ impl Residency {
                     PolicyShape {
                         layers: map.layers().len() as u32,
                         experts_per_layer: per_layer,
+                        top_k: map.top_k(),
                         capacity: c.slots as usize,
                     },
                 ),
@@ -242,6 +245,7 @@ impl Residency {
             done: Vec::new(),
             stats: Stats::default(),
             routing: RoutingCounts::new(ids),
+            recorder: None,
         }
     }
 
@@ -267,19 +271,6 @@ impl Residency {
     /// until now.
     pub fn enter(&mut self, activity: Activity) -> Activity {
         self.clock.enter(activity)
-    }
-
-    /// Records what happens from now on.
-    pub fn record(&mut self, recorder: Recorder) {
-        self.clock.record(recorder);
-    }
-
-    /// Ends the recording, if there is one.
-    ///
-    /// # Errors
-    /// What kept its file from being written.
-    pub fn finish_recording(&mut self) -> std::io::Result<Option<Summary>> {
-        self.clock.finish_recording()
     }
 
     /// What the router chose since the last call.

@@ -121,8 +121,11 @@ impl Residency {
         let token = self.counters().tokens;
         self.clock.pass(layer, token, self.decoding);
         self.judge_predictions(layer, demand);
-        self.pass.asked = demand.len();
         let class = self.layout.class_of_layer[layer];
+        if !again {
+            self.pools[class].policy.on_pass(layer as u32, tokens as u32);
+        }
+        self.pass.asked = demand.len();
         let (bytes, parts) = {
             let experts = &self.map.layers()[layer];
             (experts.expert_bytes(), experts.parts.len())
@@ -190,6 +193,9 @@ impl Residency {
         for d in demand {
             phase.chosen[first + d.expert as usize] += f64::from(d.tokens);
             phase.weight[first + d.expert as usize] += f64::from(d.weight);
+        }
+        if let Some(recorder) = &mut self.recorder {
+            recorder.pass(layer, tokens, self.pass.decode, demand);
         }
         self.watch_pins(layer, tokens, demand);
     }

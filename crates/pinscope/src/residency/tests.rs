@@ -112,6 +112,7 @@ fn passes() -> impl Strategy<Value = Vec<(usize, Vec<u32>)>> {
 
 mod order;
 mod pins;
+mod record;
 mod shared;
 mod shrink;
 

@@ -1,0 +1,236 @@
+//! PinScope's own: who gives way is the expert that is expected to be needed
+//! last, by a small model of re-use that learns while it runs.
+//!
+//! For each expert of a layer a logistic regression says how likely the next
+//! token is to choose it, from what was seen: how often it was chosen, faded
+//! at three rates; whether the last token chose it, and with what weight. Its
+//! coefficients follow the traffic ([`learner`]), so one default serves models
+//! whose tokens repeat each other and models whose tokens do not. A prompt
+//! counts like as many tokens as it has, each choosing at the prompt's mean
+//! rate. With a chance p of a choice, the next one is 1/p tokens away, less
+//! what is over of this token: the layer at work is reached last, the one
+//! behind it next.
+//!
+//! The idea of mending a fixed score online is that of LeCaR and Cacheus
+//! (Rodriguez et al., FAST 2021); the features are those of LFU with ageing.
+
+mod learner;
+
+use self::learner::{Features, Learner};
+use super::{ExpertId, Policy, PolicyShape};
+
+pub(super) const NAME: &str = "adaptive";
+
+/// Counts fade to these parts with each token: half-lives of 7, 34 and 346.
+const KEPT: [f64; 3] = [0.9, 0.98, 0.998];
+/// What a weight still says after each token that did not choose the expert.
+const WEIGHT_KEPT: f64 = 0.7;
+/// After that many tokens it says nothing.
+const WEIGHT_AGE: f64 = 6.0;
+/// A profile weighs as much as this many tokens.
+const WARM_TOKENS: f64 = 256.0;
+
+/// See the module.
+pub(super) struct Adaptive {
+    shape: PolicyShape,
+    learner: Learner,
+    layers: Vec<Layer>,
+    experts: Vec<Expert>,
+    /// The batch whose choices are being told: layer and tokens.
+    open: Option<(usize, u32)>,
+    choices: Vec<(ExpertId, u32, f32)>,
+}
+
+#[derive(Default)]
+struct Layer {
+    /// Residents by the chance that the next token chooses them, least first.
+    order: Vec<(f64, u32)>,
+    /// Tokens that reached the layer, faded like the counts.
+    seen: [f64; 3],
+    /// The same, not faded.
+    clock: f64,
+}
+
+#[derive(Clone)]
+struct Expert {
+    /// Choices, faded.
+    counts: [f64; 3],
+    /// On the clock of the layer, when it was last chosen.
+    used: f64,
+    /// With what weight, relative to the mean of those chosen with it.
+    weight: f64,
+    resident: bool,
+}
+
+impl Adaptive {
+    pub fn new(shape: PolicyShape) -> Self {
+        let never = Expert { counts: [0.0; 3], used: -1e9, weight: 0.0, resident: false };
+        Self {
+            shape,
+            learner: Learner::new(),
+            layers: (0..shape.layers).map(|_| Layer::default()).collect(),
+            experts: vec![never; shape.ids()],
+            open: None,
+            choices: Vec::new(),
+        }
+    }
+
+    fn features(&self, layer: &Layer, e: &Expert) -> Features {
+        let share = f64::from(self.shape.top_k.max(1)) / f64::from(self.shape.experts_per_layer);
+        // Rates relative to that of an average expert, as if one token more
+        // had been seen that chose all equally.
+        let rate = |i: usize| ((e.counts[i] / share + 1.0) / (layer.seen[i] + 1.0)).ln();
+        let age = layer.clock - e.used;
+        let weight = if age < WEIGHT_AGE { e.weight * WEIGHT_KEPT.powi(age as i32) } else { 0.0 };
+        [1.0, rate(0), rate(1), rate(2), weight, f64::from(u8::from(age < 0.5))]
+    }
+
+    /// That the next token chooses the expert.
+    fn chance(&self, id: u32) -> f64 {
+        let layer = &self.layers[self.shape.layer(ExpertId(id))];
+        self.learner.chance(&self.features(layer, &self.experts[id as usize]))
+    }
+
+    /// Ends the batch at hand: learns from it, counts it, and orders the
+    /// residents of its layer anew.
+    fn close(&mut self) {
+        let Some((l, tokens)) = self.open.take() else { return };
+        let mut choices = std::mem::take(&mut self.choices);
+        let per_layer = self.shape.experts_per_layer as usize;
+        let ids = l * per_layer..(l + 1) * per_layer;
+        if tokens == 1 && self.layers[l].clock > 0.0 && self.learner.due() {
+            self.learn(&ids, &choices);
+        }
+        self.count(l, tokens, &ids, &choices);
+        choices.clear();
+        self.choices = choices;
+
+        let mut order = std::mem::take(&mut self.layers[l].order);
+        for entry in &mut order {
+            entry.0 = self.chance(entry.1);
+        }
+        order.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
+        self.layers[l].order = order;
+    }
+
+    fn learn(&mut self, ids: &std::ops::Range<usize>, choices: &[(ExpertId, u32, f32)]) {
+        let first = ids.start as u32;
+        let mut chosen = vec![false; ids.len()];
+        choices.iter().for_each(|(e, ..)| chosen[(e.0 - first) as usize] = true);
+        let layer = &self.layers[self.shape.layer(ExpertId(first))];
+        let mut lesson = self.learner.lesson();
+        for (e, &chosen) in self.experts[ids.clone()].iter().zip(&chosen) {
+            let features = self.features(layer, e);
+            lesson.add(&features, self.learner.chance(&features), chosen);
+        }
+        self.learner.take(lesson);
+    }
+
+    fn count(
+        &mut self,
+        l: usize,
+        tokens: u32,
+        ids: &std::ops::Range<usize>,
+        choices: &[(ExpertId, u32, f32)],
+    ) {
+        let n = f64::from(tokens);
+        // What is kept of a count, and what a choice by every token adds.
+        let kept = KEPT.map(|k| k.powf(n));
+        let full: [f64; 3] = std::array::from_fn(|i| (1.0 - kept[i]) / (1.0 - KEPT[i]));
+        for e in &mut self.experts[ids.clone()] {
+            (0..3).for_each(|i| e.counts[i] *= kept[i]);
+        }
+        let layer = &mut self.layers[l];
+        (0..3).for_each(|i| layer.seen[i] = layer.seen[i] * kept[i] + full[i]);
+        layer.clock += n;
+        let weights: f64 = choices.iter().map(|c| f64::from(c.2)).sum();
+        let mean = weights / choices.len().max(1) as f64;
+        for &(id, by, weight) in choices {
+            let e = &mut self.experts[id.0 as usize];
+            let by = f64::from(by).min(n);
+            (0..3).for_each(|i| e.counts[i] += by / n * full[i]);
+            // Spread over the batch, the last choice was about this long ago.
+            e.used = layer.clock - (n / (by + 1.0)).floor().min(n - 1.0);
+            e.weight = if mean > 0.0 { f64::from(weight) / mean } else { 1.0 };
+        }
+    }
+
+    fn open(&mut self, layer: usize, tokens: u32) {
+        self.close();
+        self.open = Some((layer, tokens.max(1)));
+    }
+}
+
+impl Policy for Adaptive {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn on_pass(&mut self, layer: u32, tokens: u32) {
+        self.open(layer as usize, tokens);
+    }
+
+    fn on_select(&mut self, e: ExpertId, tokens: u32, weight: f32) {
+        let layer = self.shape.layer(e);
+        if self.open.is_none_or(|(open, _)| open != layer) {
+            self.open(layer, tokens);
+        }
+        self.choices.push((e, tokens, weight));
+    }
+
+    fn warm(&mut self, e: ExpertId, rate: f64) {
+        let l = self.shape.layer(e);
+        let seen: [f64; 3] =
+            std::array::from_fn(|i| (1.0 - KEPT[i].powf(WARM_TOKENS)) / (1.0 - KEPT[i]));
+        if self.layers[l].clock == 0.0 {
+            self.layers[l].seen = seen;
+            self.layers[l].clock = WARM_TOKENS;
+        }
+        self.experts[e.0 as usize].counts = seen.map(|seen| seen * rate);
+        if self.experts[e.0 as usize].resident {
+            self.on_remove(e);
+            self.on_insert(e);
+        }
+    }
+
+    fn on_token(&mut self) {
+        self.close();
+    }
+
+    fn on_insert(&mut self, e: ExpertId) {
+        self.close();
+        let chance = self.chance(e.0);
+        let order = &mut self.layers[self.shape.layer(e)].order;
+        order.insert(order.partition_point(|(c, _)| *c < chance), (chance, e.0));
+        self.experts[e.0 as usize].resident = true;
+    }
+
+    fn on_remove(&mut self, e: ExpertId) {
+        let order = &mut self.layers[self.shape.layer(e)].order;
+        if let Some(at) = order.iter().position(|(_, id)| *id == e.0) {
+            order.remove(at);
+        }
+        self.experts[e.0 as usize].resident = false;
+    }
+
+    fn victim(&mut self, incoming: ExpertId, busy: &dyn Fn(ExpertId) -> bool) -> Option<ExpertId> {
+        self.close();
+        let layers = f64::from(self.shape.layers);
+        let mut best: Option<(f64, u32)> = None;
+        for (back, l) in self.shape.furthest_first(self.shape.layer(incoming)).enumerate() {
+            let least = self.layers[l].order.iter().find(|(_, id)| !busy(ExpertId(*id)));
+            if let Some(&(chance, id)) = least {
+                // Tokens until it is needed: the first is this or the next
+                // one, the rest of which is `back` layers short of a whole.
+                let away = 1.0 / chance - back as f64 / layers;
+                if best.is_none_or(|(furthest, _)| away > furthest) {
+                    best = Some((away, id));
+                }
+            }
+        }
+        best.map(|(_, id)| ExpertId(id))
+    }
+}
+
+#[cfg(test)]
+mod tests;
