@@ -87,8 +87,7 @@ impl Model {
         Self::load_with(path, options, std::ptr::null())
     }
 
-    /// The same with `overrides` of metadata, a list that ends with an empty
-    /// key, or null.
+    /// The same with `overrides` of metadata: null, or a list up to an empty key.
     pub(crate) fn load_with(
         path: &Path,
         options: ModelOptions,

@@ -142,3 +142,23 @@ fn routing_of_a_model_in_parts_and_with_grouped_routers_is_measured_too() {
     assert_eq!(report.layers, 3);
     assert_eq!(report.overall.next_layer_accuracy, None);
 }
+
+#[test]
+fn more_experts_make_the_file_larger_by_their_size_and_nothing_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let size = |experts: u64| {
+        let shape = Shape::named("tiny-qwen3moe").unwrap().with_experts(experts).unwrap();
+        let path = dir.path().join(format!("{experts}.gguf"));
+        write(&shape, &Options::default(), &path, &mut |_, _| ()).unwrap();
+        std::fs::metadata(path).unwrap().len() as i64
+    };
+    let (few, some, many) = (size(16), size(48), size(80));
+    // Q4_K takes 144 bytes for 256 weights, the router 4 for each.
+    let expert = 3 * 256 * 256 / 256 * 144 + 256 * 4;
+    assert!((some - few - 4 * 32 * expert).abs() < 4096, "{}", some - few);
+    assert!((many - some - 4 * 32 * expert).abs() < 4096);
+    for (shape, wrong) in [("tiny-qwen3moe", 3), ("tiny-qwen3moe", 513), ("tiny-deepseek2", 18)] {
+        let error = Shape::named(shape).unwrap().with_experts(wrong).unwrap_err();
+        assert!(error.to_string().contains(shape), "{error}");
+    }
+}

@@ -18,7 +18,8 @@ use crate::arena::Arena;
 const TIME: Duration = Duration::from_millis(400);
 /// Rounds, at most.
 const ROUNDS: usize = 4;
-/// Bytes that one sample reads.
+/// Bytes that one sample reads, and memory that is taken for it; KV cache and
+/// buffers, which are larger, are allocated later.
 const SAMPLE: usize = 16 << 20;
 /// Below this size of a model nothing is measured: it is read in a moment.
 const SMALL: u64 = 1 << 30;
