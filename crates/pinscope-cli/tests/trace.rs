@@ -109,7 +109,8 @@ fn all_policies_are_replayed_at_all_budgets_and_belady_is_best() {
 #[test]
 fn a_caveat_stands_beside_figures_of_other_peoples_traces() {
     let csv = folder().join("t.csv");
-    let rows = "# route_trace v1\n# model=a n_expert=4 n_expert_used=1\n# layer=0 expert_bytes=9000\n\
+    let rows =
+        "# route_trace v1\n# model=a n_expert=4 n_expert_used=1\n# layer=0 expert_bytes=9000\n\
         turn,phase,step,layer,slot,expert,weight,residency,expert_bytes\n\
         0,0,0,0,0,1,1.0,0,0\n0,1,0,0,0,1,1.0,0,0\n";
     std::fs::write(&csv, rows).unwrap();
@@ -126,7 +127,7 @@ fn what_cannot_be_recorded_or_replayed_is_refused() {
     assert_refused(&output, &["cannot write the trace", "no/such/folder"]);
     assert_refused(&simulate(&["/no/such.trace", "--ram", "1G"]), &["/no/such.trace"]);
     assert_refused(&simulate(&[tiny().to_str().unwrap(), "--ram", "1G"]), &["not a trace"]);
-    assert_refused(&simulate(&[made(), "--ram", "1M"]), &["too few", "needs at least"]);
+    assert_refused(&simulate(&[made(), "--ram", "1%"]), &["too few", "needs at least"]);
     assert_refused(&simulate(&[made(), "--ram", "1G", "--skip", "99999"]), &["--skip"]);
     let two = simulate(&[made(), made(), "--ram", "1G", "--plot", "x.svg"]);
     assert_refused(&two, &["one trace"]);

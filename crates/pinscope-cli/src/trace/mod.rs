@@ -74,8 +74,7 @@ fn record(
     context.n_ctx = prepared.n_ctx;
     let model = TracedModel::new(prepared.map(), prepared.profiled_model()?);
     let bar = style::bar("Loading", 1000);
-    let caching =
-        Caching { policy: options.policy, reader: options.reader, step_aside: false };
+    let caching = Caching { policy: options.policy, reader: options.reader, step_aside: false };
     let session = prepared.load(caching, &mut |done| bar.set_position((done * 1000.0) as u64));
     bar.finish_and_clear();
     let session = session?;
@@ -100,9 +99,9 @@ fn pieces(args: &Args, session: &Session, n_ctx: u32) -> Result<Vec<Vec<Token>>,
         let tokens = session.model.tokenize(prompt, true, false).map_err(|e| e.to_string())?;
         return match tokens.len() {
             0 => Err("the prompt is empty".into()),
-            n if n >= n_ctx as usize => {
-                Err(format!("the prompt has {n} tokens and the context holds {n_ctx}; give a larger one (-c)"))
-            }
+            n if n >= n_ctx as usize => Err(format!(
+                "the prompt has {n} tokens and the context holds {n_ctx}; give a larger one (-c)"
+            )),
             _ => Ok(vec![tokens]),
         };
     }
@@ -124,7 +123,8 @@ fn run(
     let sampling = SamplerOptions { temp: 0.0, ignore_eog: true, ..SamplerOptions::default() };
     let mut sampler = Sampler::new(&session.model, &sampling)?;
     let generate = args.prompt.as_ref().map_or(0, |_| args.predict.unwrap_or(256) as usize);
-    let bar = style::bar("Recording", (pieces.iter().map(Vec::len).sum::<usize>() + generate) as u64);
+    let bar =
+        style::bar("Recording", (pieces.iter().map(Vec::len).sum::<usize>() + generate) as u64);
     for piece in pieces {
         context.clear();
         let mut held = 0;
@@ -132,7 +132,11 @@ fn run(
         let mut decode = |context: &mut Context, tokens: &[Token], logits| {
             bar.inc(tokens.len() as u64);
             let stopped = stop.load(std::sync::atomic::Ordering::Relaxed);
-            match if stopped { Err(HostError::Aborted) } else { context.decode(tokens, held, logits) } {
+            match if stopped {
+                Err(HostError::Aborted)
+            } else {
+                context.decode(tokens, held, logits)
+            } {
                 Ok(()) => Ok(true),
                 Err(HostError::Aborted) => Ok(false),
                 Err(error) => Err(session.explain(error)),

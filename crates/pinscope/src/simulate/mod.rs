@@ -10,9 +10,9 @@
 mod belady;
 mod cache;
 mod room;
-mod textbook;
 #[cfg(test)]
 mod tests;
+mod textbook;
 
 pub use belady::belady;
 pub use cache::replay;

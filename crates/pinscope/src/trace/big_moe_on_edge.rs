@@ -139,7 +139,9 @@ fn row(line: &str, model: &TracedModel) -> Result<Row, String> {
     }
     let number = |i: usize, below: u64| -> Result<u64, String> {
         let number = fields[i].parse().ok().filter(|n| *n < below);
-        number.ok_or_else(|| format!("{:?} in column {} is no number below {below}", fields[i], i + 1))
+        number.ok_or_else(|| {
+            format!("{:?} in column {} is no number below {below}", fields[i], i + 1)
+        })
     };
     let weight = fields[6].parse().ok().filter(|w: &f32| w.is_finite() && *w >= 0.0);
     Ok(Row {

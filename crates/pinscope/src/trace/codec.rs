@@ -176,7 +176,9 @@ pub(super) fn parse_pass(body: &[u8], model: &TracedModel) -> Result<Pass, &'sta
         }
         let by = match tokens {
             1 => 1,
-            all => b.up_to(u64::from(all)).filter(|&n| n > 0).ok_or("a choice of no tokens")? as u32,
+            all => {
+                b.up_to(u64::from(all)).filter(|&n| n > 0).ok_or("a choice of no tokens")? as u32
+            }
         };
         let weight = u16::from_le_bytes(b.take().ok_or(short)?);
         let weight = f32::from_bits(u32::from(weight) << 16);

@@ -132,7 +132,8 @@ impl TracedModel {
     /// # Errors
     /// A model that contradicts itself.
     pub fn map(&self) -> Result<ExpertMap, MapError> {
-        let files = vec![ModelFile { path: self.name.clone().into(), len: u64::MAX, header_len: 0 }];
+        let files =
+            vec![ModelFile { path: self.name.clone().into(), len: u64::MAX, header_len: 0 }];
         let mut tensors = Vec::new();
         for layer in &self.layers {
             let names: &[&str] = match layer.parts.len() {

@@ -28,10 +28,9 @@ impl Trace {
         let cut = codec::MAGIC.starts_with(&start) && !start.is_empty();
         Err(match cut {
             true => TraceError::NoHeader { path: path.to_owned() },
-            false => TraceError::NotATrace {
-                path: path.to_owned(),
-                why: "it begins otherwise".into(),
-            },
+            false => {
+                TraceError::NotATrace { path: path.to_owned(), why: "it begins otherwise".into() }
+            }
         })
     }
 

@@ -178,7 +178,11 @@ fn a_sink_that_is_full_is_told_at_the_end_and_does_not_stop_the_model() {
     impl Write for Full {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             self.0 += 1;
-            if self.0 == 1 { Ok(bytes.len()) } else { Err(io::ErrorKind::StorageFull.into()) }
+            if self.0 == 1 {
+                Ok(bytes.len())
+            } else {
+                Err(io::ErrorKind::StorageFull.into())
+            }
         }
         fn flush(&mut self) -> io::Result<()> {
             Ok(())

@@ -144,7 +144,14 @@ mod tests {
         for _ in 0..2000 {
             let mut lesson = learner.lesson();
             for _ in 0..64 {
-                let f = [1.0, uniform() * 4.0 - 2.0, uniform(), uniform(), uniform(), uniform().round()];
+                let f = [
+                    1.0,
+                    uniform() * 4.0 - 2.0,
+                    uniform(),
+                    uniform(),
+                    uniform(),
+                    uniform().round(),
+                ];
                 let sum: f64 = f.iter().zip(truth).map(|(f, t)| f * t).sum();
                 let chosen = uniform() < 1.0 / (1.0 + (-sum).exp());
                 lesson.add(&f, learner.chance(&f), chosen);
