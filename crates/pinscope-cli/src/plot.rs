@@ -19,8 +19,15 @@ pub struct Labels<'a> {
 
 const SIZE: (u32, u32) = (800, 480);
 /// Told apart by people who see fewer colours, too (Okabe and Ito).
-const COLOURS: [RGBColor; 4] =
-    [RGBColor(0, 114, 178), RGBColor(213, 94, 0), RGBColor(0, 158, 115), RGBColor(120, 120, 120)];
+const COLOURS: [RGBColor; 7] = [
+    RGBColor(0, 114, 178),
+    RGBColor(213, 94, 0),
+    RGBColor(0, 158, 115),
+    RGBColor(120, 120, 120),
+    RGBColor(204, 121, 167),
+    RGBColor(230, 159, 0),
+    RGBColor(86, 180, 233),
+];
 
 /// Whether plots can be written to a file of that name.
 pub fn check_name(path: &str) -> Result<std::path::PathBuf, String> {

@@ -127,7 +127,7 @@ fn what_cannot_be_recorded_or_replayed_is_refused() {
     assert_refused(&output, &["cannot write the trace", "no/such/folder"]);
     assert_refused(&simulate(&["/no/such.trace", "--ram", "1G"]), &["/no/such.trace"]);
     assert_refused(&simulate(&[tiny().to_str().unwrap(), "--ram", "1G"]), &["not a trace"]);
-    assert_refused(&simulate(&[made(), "--ram", "1M"]), &["too few", "needs at least"]);
+    assert_refused(&simulate(&[made(), "--ram", "1%"]), &["too few", "needs at least"]);
     assert_refused(&simulate(&[made(), "--ram", "1G", "--skip", "99999"]), &["--skip"]);
     let two = simulate(&[made(), made(), "--ram", "1G", "--plot", "x.svg"]);
     assert_refused(&two, &["one trace"]);

@@ -97,10 +97,11 @@ pub fn main(args: &Args) -> Result<(), Box<dyn std::error::Error>> {
     if let (Some(path), [table]) = (&args.plot, &tables[..]) {
         show::draw(table, path)?;
     }
-    Ok(match args.json {
+    match args.json {
         true => show::print_json(&tables)?,
         false => tables.iter().try_for_each(show::print)?,
-    })
+    }
+    Ok(())
 }
 
 fn table(args: &Args, path: &Path) -> Result<Table, Box<dyn std::error::Error>> {

@@ -58,8 +58,8 @@ impl Learner {
 
     /// Whether the batch at hand should be learnt from.
     pub fn due(&mut self) -> bool {
-        // One more than a divisor of usual numbers of layers would always
-        // find the same layers; so the turn moves on with every round.
+        // Counting to four alone would find the same layers in every token of
+        // a model with a multiple of four; so the turn moves on now and then.
         self.batches = (self.batches + 1) % (EVERY * 16 + 1);
         self.batches % EVERY == 1
     }

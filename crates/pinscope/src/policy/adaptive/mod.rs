@@ -39,6 +39,8 @@ pub(super) struct Adaptive {
     /// The batch whose choices are being told: layer and tokens.
     open: Option<(usize, u32)>,
     choices: Vec<(ExpertId, u32, f32)>,
+    /// Memory for [`Adaptive::learn`]: a token allocates nothing.
+    chosen: Vec<bool>,
 }
 
 #[derive(Default)]
@@ -72,6 +74,7 @@ impl Adaptive {
             experts: vec![never; shape.ids()],
             open: None,
             choices: Vec::new(),
+            chosen: Vec::new(),
         }
     }
 
@@ -115,7 +118,9 @@ impl Adaptive {
 
     fn learn(&mut self, ids: &std::ops::Range<usize>, choices: &[(ExpertId, u32, f32)]) {
         let first = ids.start as u32;
-        let mut chosen = vec![false; ids.len()];
+        let mut chosen = std::mem::take(&mut self.chosen);
+        chosen.clear();
+        chosen.resize(ids.len(), false);
         choices.iter().for_each(|(e, ..)| chosen[(e.0 - first) as usize] = true);
         let layer = &self.layers[self.shape.layer(ExpertId(first))];
         let mut lesson = self.learner.lesson();
@@ -124,6 +129,7 @@ impl Adaptive {
             lesson.add(&features, self.learner.chance(&features), chosen);
         }
         self.learner.take(lesson);
+        self.chosen = chosen;
     }
 
     fn count(
