@@ -42,7 +42,7 @@ fn prompts_are_exact(types: &str) {
     let dir = tempfile::tempdir().unwrap();
     let path = model(dir.path(), "tiny-qwen3moe", types.parse().unwrap());
     let reference = logits(&path, 2);
-    for (permille, threads) in [(1000, 2), (500, 1), (0, 2), (0, 8)] {
+    for (permille, threads) in [(1000, 2), (0, 1), (0, 8)] {
         let _engine = engine(&path, permille, ReaderKind::Auto);
         for (n, (got, want)) in PROMPTS.iter().zip(logits(&path, threads).iter().zip(&reference)) {
             assert!(got == want, "{types}: {n} tokens at {permille} permille, {threads} threads");

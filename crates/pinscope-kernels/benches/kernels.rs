@@ -19,7 +19,7 @@ const N_IN: usize = 2048;
 /// Rows that a thread takes at a time.
 const CHUNK: usize = 64;
 /// How long each figure is measured; the fastest pass counts.
-const TIME: Duration = Duration::from_millis(600);
+const TIME: Duration = Duration::from_millis(400);
 
 /// A matrix of [`BYTES`]: rows repeat, which no kernel notices.
 fn case(type_: WeightType, columns: usize) -> Case {

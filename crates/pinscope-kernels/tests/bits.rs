@@ -102,3 +102,26 @@ fn products_have_the_bits_of_mul_mat_id() {
         }
     }
 }
+
+proptest::proptest! {
+    #![proptest_config(proptest::test_runner::Config::with_cases(400))]
+
+    #[test]
+    fn any_shape_has_ggmls_bits(
+        type_ in 0..WeightType::ALL.len(),
+        blocks in 1usize..13,
+        rows in 1usize..40,
+        columns in 1usize..70,
+        fill in 0..FILLS.len(),
+        seed in 1u64..,
+    ) {
+        let type_ = WeightType::ALL[type_];
+        let case = Case::new(type_, blocks * type_.block_len(), rows, columns, FILLS[fill], seed);
+        for kernel in kernels_for(type_) {
+            let tiled = columns >= 8 && kernel.has(Order::Tiled);
+            let order = if tiled { Order::Tiled } else { Order::VecDot };
+            let got = case.ours(&kernel, order, 0..rows);
+            same_bits(&got, &case.mul_mat_id(1), &format!("{kernel:?} {order:?}"));
+        }
+    }
+}

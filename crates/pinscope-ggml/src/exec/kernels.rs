@@ -77,8 +77,8 @@ impl Kernels {
         }
     }
 
-    /// Quantises `n` values; gives where the result is, in `room` or, where
-    /// there is nothing to do, the values themselves.
+    /// Quantises `n` values into `room`; does nothing for a type that
+    /// [takes floats](Self::takes_floats).
     ///
     /// # Safety
     /// The values are there, and `room` has [`Kernels::input_bytes`] that
@@ -90,7 +90,7 @@ impl Kernels {
         }
     }
 
-    /// Whether inputs are taken as they are.
+    /// Whether inputs are taken as they are, in F32.
     pub fn takes_floats(&self) -> bool {
         self.from_float.is_none()
     }

@@ -3,6 +3,10 @@
 //! Methods of the traits here are inlined into functions that enable the
 //! instruction set; they cannot enable it themselves, since an attribute that
 //! does so does not go together with `inline(always)`.
+//!
+//! Safety, for all unsafe functions below: they run on a processor with AVX2,
+//! FMA and F16C, which [`kernels_for`] sees to, and get addresses of whole
+//! blocks, which is the promise of [`Kernel::multiply`].
 
 mod common;
 mod iq4_xs;

@@ -2,6 +2,7 @@
 
 use std::arch::x86_64::*;
 
+use super::common;
 use crate::Product;
 
 /// How weights of one type are multiplied, a step (one or two blocks) at a time.
@@ -110,7 +111,7 @@ unsafe fn block<S: Steps, const R: usize, const C: usize>(p: &Product, row: usiz
     for step in 0..p.n_in / S::LEN {
         let mut heads = [S::row(w[0]); R];
         for r in 0..R {
-            if C == 1 {
+            if first == 0 {
                 prefetch::<S>(w[r].wrapping_add(ahead), step);
             }
             heads[r] = S::row(w[r]);
@@ -148,14 +149,11 @@ unsafe fn block<S: Steps, const R: usize, const C: usize>(p: &Product, row: usiz
     }
 }
 
-/// Asks for a step's bytes ahead of their use. Processors' own prefetchers
-/// stop at each page, a few rows on.
+/// Asks for a step's bytes ahead of their use.
 #[inline(always)]
 unsafe fn prefetch<S: Steps>(at: *const u8, step: usize) {
     if S::BYTES > 64 {
-        for line in (0..S::BYTES).step_by(64) {
-            _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(line).cast());
-        }
+        common::prefetch(at, S::BYTES);
     } else if step.is_multiple_of(64 / S::BYTES) {
         _mm_prefetch::<_MM_HINT_T0>(at.cast());
     }

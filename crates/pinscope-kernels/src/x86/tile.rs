@@ -5,7 +5,7 @@
 
 use std::arch::x86_64::*;
 
-use super::common::load;
+use super::common::{load, prefetch};
 use crate::blocks::Q8K;
 use crate::Product;
 
@@ -126,6 +126,9 @@ unsafe fn rows<T: Tile>(p: &Product, row: usize, first: usize, n: usize, panel: 
     for block in 0..p.n_in / 256 {
         T::unpack(panel, &w);
         for w in &mut w {
+            if first == 0 {
+                prefetch(w.wrapping_add(8 * p.row_bytes), T::BYTES);
+            }
             *w = w.wrapping_add(T::BYTES);
         }
         let mut sums = [_mm256_setzero_si256(); COLUMNS];

@@ -94,6 +94,8 @@ pub fn weights(type_: WeightType, n_in: usize, rows: usize, fill: Fill, seed: u6
         }
         if type_ == WeightType::Mxfp4 {
             block[0] = match fill {
+                // Powers of two that are no normal numbers, too.
+                Fill::AnyScale if random.below(2) == 0 => random.below(4) as u8,
                 Fill::AnyScale => random.below(200) as u8,
                 _ => 110 + random.below(20) as u8,
             };
