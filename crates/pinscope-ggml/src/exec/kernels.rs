@@ -12,6 +12,7 @@ use std::sync::OnceLock;
 use pinscope_kernels::{kernels_for, Kernel, Order, Product, WeightType};
 
 use super::probe;
+use super::program::Program;
 use crate::ffi::{self, Numbers, TypeTraits};
 
 /// Columns from which on ggml may add in another order.
@@ -56,6 +57,16 @@ impl Kernels {
     /// here.
     pub fn serve(&self, columns: usize) -> bool {
         columns == 1 || self.own_for(columns).is_some()
+    }
+
+    /// Whether all products of `program` can be computed here, however many
+    /// columns an expert has.
+    pub fn serve_all(numbers: &Numbers, program: &Program) -> bool {
+        program.steps.iter().filter(|s| s.part.is_some()).all(|s| {
+            // SAFETY: the program's nodes and their weights are alive.
+            let type_ = unsafe { (*(*s.node).src[0]).type_ };
+            Self::of(numbers, type_).is_some_and(|k| k.serve(MANY - 1) && k.serve(MANY))
+        })
     }
 
     /// Our kernel for that many columns.

@@ -2,8 +2,9 @@
 //!
 //! The layer's program (see [`program`]) is computed in groups of experts:
 //! those in RAM first, the others as they land. For prompts there is a shorter
-//! way where every expert of the layer lies as it does in the file: then ggml
-//! computes the sub-graph as it is, with the weights' address put right.
+//! way where every expert of the layer lies as it does in the file and ggml's
+//! kernels are to be used: then ggml computes the sub-graph as it is, with the
+//! weights' address put right.
 
 pub mod group;
 mod kernels;
@@ -21,6 +22,7 @@ use pinscope::timeline::Activity;
 
 use crate::ffi::{self, Numbers, Tensor};
 use group::{ExpertColumns, Group, Workspace};
+use kernels::Kernels;
 use predict::{Inputs, Predictor, Routers};
 use program::{Program, Source, Step};
 
@@ -224,13 +226,16 @@ impl Executor {
         let columns = std::mem::take(&mut self.columns);
         let mut ready = std::mem::take(&mut self.ready);
         let stage = residency.take_ready(program.in_stages(), &mut ready)?;
-        let result =
-            if whole && ready.len() == columns.len() && residency.is_mirrored(program.layer) {
-                self.in_place(program, residency, graph)
-                    .and_then(|()| Ok(residency.finish(&ready)?))
-            } else {
-                self.in_groups(program, residency, &columns, stage, &mut ready)
-            };
+        let in_place = whole
+            && ready.len() == columns.len()
+            && residency.is_mirrored(program.layer)
+            && !Kernels::serve_all(&self.numbers, program);
+        let result = match in_place {
+            true => self
+                .in_place(program, residency, graph)
+                .and_then(|()| Ok(residency.finish(&ready)?)),
+            false => self.in_groups(program, residency, &columns, stage, &mut ready),
+        };
         self.ready = ready;
         self.columns = columns;
         result

@@ -66,11 +66,14 @@ struct Expert {
 
 impl Adaptive {
     pub fn new(shape: PolicyShape) -> Self {
+        // All its experts may be resident: the list need not grow later.
+        let room = shape.experts_per_layer as usize;
+        let layer = || Layer { order: Vec::with_capacity(room), ..Layer::default() };
         let never = Expert { counts: [0.0; 3], used: -1e9, weight: 0.0, resident: false };
         Self {
             shape,
             learner: Learner::new(),
-            layers: (0..shape.layers).map(|_| Layer::default()).collect(),
+            layers: (0..shape.layers).map(|_| layer()).collect(),
             experts: vec![never; shape.ids()],
             open: None,
             choices: Vec::new(),
