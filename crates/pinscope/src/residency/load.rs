@@ -35,6 +35,9 @@ impl Residency {
     }
 
     pub(super) fn kick(&mut self) {
+        if self.reader.outstanding() == 0 {
+            return;
+        }
         let outer = self.clock.enter(Activity::Submit);
         self.reader.kick();
         self.clock.enter(outer);
@@ -122,6 +125,9 @@ impl Residency {
     /// Takes what the reader has finished into account; waits for something
     /// to finish if `block`.
     pub(super) fn collect(&mut self, block: bool) -> Result<(), ResidencyError> {
+        if self.reader.outstanding() == 0 {
+            return Ok(());
+        }
         let outer = self.clock.enter(if block { Activity::Wait } else { Activity::Submit });
         let mut done = std::mem::take(&mut self.done);
         let result = self.reader.reap(&mut done, block).map_err(ResidencyError::from);
@@ -133,6 +139,9 @@ impl Residency {
 
     /// Takes back prefetches that the disk does not have yet.
     pub(super) fn drop_queued_prefetches(&mut self) -> Result<(), ResidencyError> {
+        if self.reader.outstanding() == 0 {
+            return Ok(());
+        }
         let outer = self.clock.enter(Activity::Submit);
         let mut done = std::mem::take(&mut self.done);
         self.reader.cancel_queued_prefetches(&mut done);

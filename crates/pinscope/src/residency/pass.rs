@@ -122,7 +122,9 @@ impl Residency {
         self.clock.pass(layer, token, self.decoding);
         self.judge_predictions(layer, demand);
         let class = self.layout.class_of_layer[layer];
-        if !again {
+        // Where all experts fit nobody has to give way.
+        let judged = !again && !self.pools[class].full;
+        if judged {
             self.pools[class].policy.on_pass(layer as u32, tokens as u32);
         }
         self.pass.asked = demand.len();
@@ -133,7 +135,7 @@ impl Residency {
         for d in demand {
             let id = self.id(layer, d.expert);
             self.in_use[id.0 as usize] = true;
-            if !again {
+            if judged {
                 let weight = d.weight / d.tokens.max(1) as f32;
                 self.pools[class].policy.on_select(id, d.tokens, weight);
             }
@@ -174,7 +176,7 @@ impl Residency {
     /// Accounts for what the router chose in a layer.
     fn watch(&mut self, layer: usize, tokens: usize, demand: &[Demand]) {
         if layer == 0 {
-            for pool in &mut self.pools {
+            for pool in self.pools.iter_mut().filter(|p| !p.full) {
                 pool.policy.on_token();
             }
             self.counters().tokens += tokens as u64;
