@@ -32,9 +32,11 @@ use scratch::part_of_rows;
 pub const MAX_EXPERTS: usize = 256;
 /// Columns in one graph, unless a single expert has more; bounds scratch.
 pub const MAX_COLUMNS: usize = 512;
-/// Nodes that a graph has room for: a product for each expert and part, and
-/// the other steps.
-pub const MAX_NODES: usize = MAX_EXPERTS * 4 + 64;
+/// Nodes that a graph has room for: a product for each expert and part, the
+/// other steps, and a tail.
+pub const MAX_NODES: usize = MAX_EXPERTS * 4 + 64 + MAX_TAIL;
+/// Nodes of ggml's own that may come after a group, less one.
+pub const MAX_TAIL: usize = 64;
 /// Parts of an expert are three at most; twice that is room enough.
 const MAX_PRODUCTS: usize = 8;
 const ALIGN: usize = 64;
@@ -61,6 +63,16 @@ pub struct ExpertColumns {
     pub expert: u32,
     /// Its columns, ascending.
     pub columns: Vec<u32>,
+}
+
+/// Where the results of a one-token batch go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// Scratch; [`Workspace::copy_out`] puts them in place.
+    Scratch,
+    /// ggml's own tensors: the group is all experts of the token, in the order
+    /// of its choices.
+    Ggml,
 }
 
 /// Some of the experts that a layer chose.
@@ -173,12 +185,12 @@ impl Workspace {
     /// bytes of a part of an expert, `inputs` the data of external operands
     /// (copies, where results would overwrite the original).
     ///
-    /// Where the batch has one token, the results of [`Step::output`] lie in
-    /// scratch and [`Workspace::copy_out`] puts them in place; otherwise the
-    /// graph does.
+    /// Where the batch has one token, the results of [`Step::output`] go to
+    /// `place`; otherwise the graph puts them in ggml's tensors.
     pub fn build(
         &mut self,
         program: &Program,
+        place: Place,
         stage: Stage,
         group: Group,
         inputs: &dyn Fn(*mut Tensor) -> *mut c_void,
@@ -251,7 +263,14 @@ impl Workspace {
                     }
                 };
             }
-            let result = self.rows(node.ne[0], p);
+            let in_place = step.output && place == Place::Ggml;
+            let result = match in_place {
+                true => {
+                    let (shape, strides) = ([node.ne[0], p as i64], [node.nb[0], node.nb[1]]);
+                    self.tensor(blank(self.numbers.f32, shape, strides, node.data))
+                }
+                false => self.rows(node.ne[0], p),
+            };
             match step.part {
                 Some(part) => {
                     let of_part = |expert| expert_data(part, expert);
@@ -274,7 +293,7 @@ impl Workspace {
             results.push(result);
             if step.output && program.tokens > 1 {
                 self.scatter(program, node, result, positions);
-            } else if step.output {
+            } else if step.output && !in_place {
                 self.outputs.push((step.node, result));
             }
         }

@@ -12,19 +12,18 @@ pub(crate) mod predict;
 mod probe;
 pub mod program;
 mod rows;
-
-use std::ffi::c_void;
-use std::ops::Range;
+mod ways;
 
 use pinscope::map::ExpertMap;
-use pinscope::residency::{Demand, Residency, ResidencyError, Stage};
+use pinscope::residency::{Demand, Residency, ResidencyError};
 use pinscope::timeline::Activity;
 
 use crate::ffi::{self, Numbers, Tensor};
-use group::{ExpertColumns, Group, Workspace};
+use group::{ExpertColumns, Workspace};
 use kernels::Kernels;
 use predict::{Inputs, Predictor, Routers};
 use program::{Program, Source, Step};
+use ways::Done;
 
 /// What a computation ended with, other than success.
 #[derive(Debug, thiserror::Error)]
@@ -131,12 +130,23 @@ impl Executor {
             let steps = std::mem::take(&mut self.steps);
             match program::find(&self.numbers, map, is_ours, &nodes[at..], steps) {
                 Ok((program, taken)) => {
-                    let whole = (at, taken) == (0, nodes.len()) && program.tokens > 1;
-                    result = self
-                        .plain(&nodes[plain..at], residency)
-                        .and_then(|()| self.begin(&program, map, routers, residency))
-                        .and_then(|()| self.program(&program, residency, whole, graph));
                     at += taken;
+                    // SAFETY: as above.
+                    let product = |&n: &*mut Tensor| unsafe { (*n).op == self.numbers.mul_mat_id };
+                    let last = !nodes[at..].iter().any(product);
+                    let alone = (last && at == taken).then_some(graph);
+                    let short = last && nodes.len() - at < group::MAX_TAIL;
+                    let tail = if short { &nodes[at..] } else { &[] };
+                    let computed = self
+                        .plain(&nodes[plain..at - taken], residency)
+                        .and_then(|()| self.begin(&program, map, routers, residency))
+                        .and_then(|()| self.program(&program, residency, tail, alone));
+                    match computed {
+                        Ok(Done::Program) => {}
+                        Ok(Done::Tail) => at += tail.len(),
+                        Ok(Done::Graph) => at = nodes.len(),
+                        Err(e) => result = Err(e),
+                    }
                     plain = at;
                     self.steps = program.steps;
                 }
@@ -216,25 +226,30 @@ impl Executor {
         Ok(())
     }
 
+    /// Computes an open pass. `tail` are the nodes after the program if they
+    /// are few and none of ours, `graph` is ggml's if it has no other program.
     fn program(
         &mut self,
         program: &Program,
         residency: &mut Residency,
-        whole: bool,
-        graph: *mut ffi::Graph,
-    ) -> Result<(), ExecError> {
+        tail: &[*mut Tensor],
+        graph: Option<*mut ffi::Graph>,
+    ) -> Result<Done, ExecError> {
         let columns = std::mem::take(&mut self.columns);
         let mut ready = std::mem::take(&mut self.ready);
         let stage = residency.take_ready(program.in_stages(), &mut ready)?;
-        let in_place = whole
-            && ready.len() == columns.len()
-            && residency.is_mirrored(program.layer)
-            && !Kernels::serve_all(&self.numbers, program);
+        let all = ready.len() == columns.len();
+        let in_place = graph.filter(|_| {
+            all && program.tokens > 1
+                && residency.is_mirrored(program.layer)
+                && !Kernels::serve_all(&self.numbers, program)
+        });
         let result = match in_place {
-            true => self
-                .in_place(program, residency, graph)
-                .and_then(|()| Ok(residency.finish(&ready)?)),
-            false => self.in_groups(program, residency, &columns, stage, &mut ready),
+            Some(graph) => self.in_place(program, residency, graph, &ready),
+            None if all && program.tokens == 1 && program.k == columns.len() => {
+                self.at_once(program, residency, &columns, tail, &ready)
+            }
+            None => self.in_groups(program, residency, &columns, stage, &mut ready),
         };
         self.ready = ready;
         self.columns = columns;
@@ -276,126 +291,5 @@ impl Executor {
         }
         self.columns.sort_unstable_by_key(|r| r.expert);
         Ok(())
-    }
-
-    /// Everything is in RAM and lies as in the file: only the address of the
-    /// weights differs from what llama.cpp believes.
-    fn in_place(
-        &mut self,
-        program: &Program,
-        residency: &mut Residency,
-        graph: *mut ffi::Graph,
-    ) -> Result<(), ExecError> {
-        let mut originals: Vec<(*mut Tensor, *mut c_void)> = Vec::new();
-        for step in &program.steps {
-            if let Some(part) = step.part {
-                // SAFETY: the weights' tensor is alive, and nobody but this
-                // thread looks at its address during the computation.
-                unsafe {
-                    let weights = (*step.node).src[0];
-                    originals.push((weights, (*weights).data));
-                    (*weights).data = residency.mirror_ptr(program.layer, part).cast();
-                }
-            }
-        }
-        let result = self.run(graph, Activity::Experts, residency);
-        for (weights, data) in originals {
-            // SAFETY: as above.
-            unsafe { (*weights).data = data };
-        }
-        result
-    }
-
-    /// Experts in RAM first, the others as they land.
-    fn in_groups(
-        &mut self,
-        program: &Program,
-        residency: &mut Residency,
-        columns: &[ExpertColumns],
-        mut stage: Stage,
-        ready: &mut Vec<u32>,
-    ) -> Result<(), ExecError> {
-        self.copy_endangered_inputs(program);
-        self.workspace.clear_halves();
-        while !ready.is_empty() {
-            let mut rest = &ready[..];
-            while !rest.is_empty() {
-                let mut picked = std::mem::take(&mut self.picked);
-                picked.clear();
-                let mut count = 0;
-                for &e in rest.iter().take(group::MAX_EXPERTS) {
-                    let Ok(i) = columns.binary_search_by_key(&e, |c| c.expert) else { continue };
-                    count += columns[i].columns.len();
-                    if count > group::MAX_COLUMNS && !picked.is_empty() {
-                        break;
-                    }
-                    picked.push(i);
-                }
-                let (now, later) = rest.split_at(picked.len());
-                let group = Group { all: columns, picked: &picked };
-                let copies = &self.copies;
-                let inputs = |t: *mut Tensor| {
-                    let copy = copies.iter().find(|(of, _)| *of == t);
-                    // SAFETY: an operand of the program is alive.
-                    copy.map_or_else(|| unsafe { (*t).data }, |(_, c)| c.as_ptr().cast_mut().cast())
-                };
-                let data = |part: usize, expert: u32| {
-                    residency
-                        .part_ptr(program.layer, part, expert)
-                        .map_or(std::ptr::null_mut(), |p| p.cast())
-                };
-                let graph = self.workspace.build(program, stage, group, &inputs, &data);
-                self.run(graph, Activity::Experts, residency)?;
-                self.workspace.copy_out();
-                match stage {
-                    Stage::First => self.workspace.keep_halves(program, group),
-                    Stage::Whole | Stage::Second => residency.finish(now)?,
-                }
-                self.picked = picked;
-                rest = later;
-            }
-            stage = residency.take_ready(program.in_stages(), ready)?;
-        }
-        Ok(())
-    }
-
-    /// ggml reuses memory: the result of the last step may lie where an input
-    /// of the first one is, which is fine node by node, but not group by
-    /// group. Such inputs are copied.
-    fn copy_endangered_inputs(&mut self, program: &Program) {
-        // SAFETY: nodes and operands of the program are alive.
-        let span = |t: *mut Tensor| unsafe {
-            let start = (*t).data as usize;
-            let last: usize = (0..4).map(|d| ((*t).ne[d] as usize - 1) * (*t).nb[d]).sum();
-            start..start + last + 4
-        };
-        let written = |at: &Range<usize>| {
-            program.steps.iter().filter(|s| s.output).any(|s| {
-                let w = span(s.node);
-                w.start < at.end && at.start < w.end
-            })
-        };
-        self.spare_copies.extend(self.copies.drain(..).map(|(_, copy)| copy));
-        for step in &program.steps {
-            for (i, source) in step.sources.iter().enumerate() {
-                if !matches!(source, Source::Same | Source::Token | Source::Column | Source::Table)
-                {
-                    continue;
-                }
-                // SAFETY: as above.
-                let operand = unsafe { (*step.node).src[i] };
-                let at = span(operand);
-                if written(&at) && !self.copies.iter().any(|(of, _)| *of == operand) {
-                    // SAFETY: the operand's bytes from first to last element.
-                    let bytes = unsafe {
-                        std::slice::from_raw_parts(at.start as *const u8, at.end - at.start)
-                    };
-                    let mut copy = self.spare_copies.pop().unwrap_or_default();
-                    copy.clear();
-                    copy.extend_from_slice(bytes);
-                    self.copies.push((operand, copy));
-                }
-            }
-        }
     }
 }

@@ -56,6 +56,11 @@ impl Pass {
         self.second.clear();
     }
 
+    /// Nothing is left to take or to give back.
+    fn is_over(&self) -> bool {
+        self.taken + self.loading + self.waiting.len() + self.ready.len() + self.second.len() == 0
+    }
+
     /// Experts that can be computed now.
     pub fn ready(&self) -> usize {
         self.ready.len()
@@ -235,13 +240,6 @@ impl Residency {
         if stage != Stage::First {
             self.pass.taken += out.len();
         }
-        if out.is_empty() && self.pass.decode {
-            let now = Instant::now();
-            let all = Duration::from_nanos(self.clock.splits()[1].ns(Activity::Experts));
-            let computed = all.saturating_sub(self.computed);
-            self.computed = all;
-            self.admission.layer_ends(now, self.pass.asked, computed);
-        }
         Ok(stage)
     }
 
@@ -288,6 +286,13 @@ impl Residency {
             self.in_use[id.0 as usize] = false;
         }
         self.pass.taken -= experts.len();
+        if self.pass.decode && self.pass.is_over() {
+            let now = Instant::now();
+            let all = Duration::from_nanos(self.clock.splits()[1].ns(Activity::Experts));
+            let computed = all.saturating_sub(self.computed);
+            self.computed = all;
+            self.admission.layer_ends(now, self.pass.asked, computed);
+        }
         self.load_waiting()
     }
 
