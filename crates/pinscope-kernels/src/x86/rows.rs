@@ -44,6 +44,13 @@ pub trait Steps {
     unsafe fn finish(total: Self::Total, rest: Option<(*const u8, *const u8)>) -> f32;
 }
 
+/// Rows between the one in work and the one that is asked for, with one column.
+/// Such products wait for memory, and one row after the other with requests
+/// three rows ahead is what the processor's own prefetcher likes best: two or
+/// four rows at once, which save loads of the input, gave 0.7 to 0.95 of the
+/// bandwidth (two threads, 2 x Zen 3). The input stays in the first cache.
+const ROWS_AHEAD: usize = 3;
+
 /// Types with blocks of 256.
 ///
 /// # Safety
@@ -58,7 +65,7 @@ pub unsafe fn large<S: Steps>(p: &Product) {
     match p.columns.len() - c {
         3 => columns::<S, 2, 3>(p, c),
         2 => columns::<S, 2, 2>(p, c),
-        1 => columns::<S, 4, 1>(p, c),
+        1 => columns::<S, 1, 1>(p, c),
         _ => {}
     }
 }
@@ -77,7 +84,7 @@ pub unsafe fn small<S: Steps>(p: &Product) {
     match p.columns.len() - c {
         3 => columns::<S, 4, 3>(p, c),
         2 => columns::<S, 4, 2>(p, c),
-        1 => columns::<S, 4, 1>(p, c),
+        1 => columns::<S, 1, 1>(p, c),
         _ => {}
     }
 }
@@ -107,7 +114,7 @@ unsafe fn block<S: Steps, const R: usize, const C: usize>(p: &Product, row: usiz
     x.copy_from_slice(&p.columns[first..first + C]);
     let (no_sums, no_total) = S::zero();
     let mut total = [[no_total; C]; R];
-    let ahead = R * p.row_bytes;
+    let ahead = if C == 1 { ROWS_AHEAD } else { R } * p.row_bytes;
     for step in 0..p.n_in / S::LEN {
         let mut heads = [S::row(w[0]); R];
         for r in 0..R {
