@@ -212,7 +212,7 @@ impl Executor {
             Source::Token => true,
             _ => false,
         };
-        if shared && residency.lacks_some(next) {
+        if shared && residency.wants_prediction(next) {
             let before = residency.enter(Activity::Predict);
             // SAFETY: the first step is a product, whose input is alive and
             // was computed before this graph.

@@ -1,7 +1,5 @@
 //! How experts get slots and bytes.
 
-use std::time::Instant;
-
 use super::pass::last_part;
 use super::{Residency, ResidencyError, State, PARTS_PER_EXPERT};
 use crate::layout::PAGE;
@@ -108,11 +106,7 @@ impl Residency {
                 dest: dest as usize,
                 class,
             })?;
-            if self.on_the_way == 0 {
-                (self.asked, self.asked_bytes) = (Instant::now(), 0);
-            }
             self.on_the_way += bytes;
-            self.asked_bytes += bytes;
         }
         let in_flight = self.on_the_way;
         if let Some(recorder) = self.clock.recorder() {

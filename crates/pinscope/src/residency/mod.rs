@@ -24,9 +24,10 @@ mod shared;
 mod shrink;
 mod stats;
 mod warm;
+mod worth;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 pub use pass::Stage;
 pub use stats::{Counters, Prediction, Stats};
@@ -130,15 +131,17 @@ pub struct Residency {
     news: Option<String>,
     /// Read what is predicted.
     prefetch: bool,
+    worth: worth::Worth,
     admission: prefetch::Admission,
-    /// Bytes on their way, and when the first of them was asked for.
+    /// Bytes on their way.
     on_the_way: u64,
-    asked: Instant,
-    asked_bytes: u64,
     pass: pass::Pass,
     clock: Stopwatch,
     /// Time of decoded experts' arithmetic until the last layer ended.
     computed: Duration,
+    /// Time that waiting and reading ahead cost until the last token ended,
+    /// nanoseconds.
+    spent: u64,
     /// The batch at hand is one token.
     decoding: bool,
     /// There was a pass: `pass` says which was the last one.
@@ -233,13 +236,13 @@ impl Residency {
             pins: None,
             news: None,
             prefetch: true,
+            worth: worth::Worth::new(),
             admission: prefetch::Admission::new(),
             on_the_way: 0,
-            asked: Instant::now(),
-            asked_bytes: 0,
             pass: pass::Pass::default(),
             clock: Stopwatch::default(),
             computed: Duration::ZERO,
+            spent: 0,
             decoding: true,
             begun: false,
             done: Vec::new(),

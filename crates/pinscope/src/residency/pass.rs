@@ -186,8 +186,12 @@ impl Residency {
             }
             self.counters().tokens += tokens as u64;
         }
+        if layer == 0 && self.pass.decode {
+            self.judge_worth();
+        }
         if self.pass.decode {
             self.admission.layer_begins(Instant::now());
+            self.admission.disk(self.reader.busy());
         }
         let first = self.id(layer, 0).0 as usize;
         let phase = match self.pass.decode {
@@ -320,9 +324,7 @@ impl Residency {
         let before = self.clock.enter(Activity::Wait);
         let result = self.collect(true);
         self.clock.enter(before);
-        let all = self.on_the_way == 0;
-        let bytes = if all { self.asked_bytes } else { 0 };
-        self.admission.waited(start.elapsed(), bytes, self.asked.elapsed());
+        self.admission.waited(start.elapsed());
         result
     }
 }

@@ -10,7 +10,8 @@
 //! prefetches are held back until that read has landed.
 //! All of it is measured as the run goes. The queue puts prefetches behind
 //! demand, and what the disk has not begun when the next layer asks is taken
-//! back. A predictor that is mostly wrong is not listened to. A prompt needs
+//! back. A predictor that is mostly wrong is not listened to, and one that does
+//! not pay is switched off (see [`super::worth`]). A prompt needs
 //! most of the next layer's experts, and has the time to read them: there all
 //! that is predicted is read, in the order of the file.
 
@@ -18,10 +19,13 @@ use std::time::{Duration, Instant};
 
 use super::{Demand, Residency, ResidencyError, State};
 use crate::policy::ExpertId;
-use crate::reader::ReadClass;
+use crate::reader::{Busy, ReadClass};
+use crate::timeline::Activity;
 
 /// How much a new measurement counts against the mean so far.
 const FRESH: f64 = 0.05;
+/// Bytes that a measurement of the disk takes, so that it is one.
+const MEASURED: u64 = 4 << 20;
 /// Share of prefetched experts that must be used for prefetching to go on.
 const MIN_PRECISION: f64 = 0.3;
 /// Below [`MIN_PRECISION`], one prefetch in this many layers still goes out:
@@ -31,8 +35,10 @@ const PROBE_EVERY: u32 = 64;
 /// Measures layers, disk and predictor, and admits prefetches.
 #[derive(Debug)]
 pub(super) struct Admission {
-    /// Bytes a second of reads that arithmetic waited for.
+    /// Bytes a second of the disk while it is busy.
     bandwidth: f64,
+    /// What it had done when that was last measured.
+    disk: Busy,
     /// Seconds from one layer to the next without waiting.
     layer_seconds: f64,
     /// Of these, seconds from the end of a layer's experts on.
@@ -53,6 +59,7 @@ impl Admission {
             // A slow SSD and a small model: little is admitted until the
             // truth is known, after some tens of layers.
             bandwidth: 0.5e9,
+            disk: Busy::default(),
             layer_seconds: 0.5e-3,
             rest_seconds: 0.1e-3,
             expert_seconds: 0.05e-3,
@@ -98,13 +105,17 @@ impl Admission {
         on_the_way as f64 / self.bandwidth > ready as f64 * self.expert_seconds
     }
 
-    /// Arithmetic waited until `bytes`, all that was on its way, had landed
-    /// `took` after it was asked for.
-    pub fn waited(&mut self, waited: Duration, bytes: u64, took: Duration) {
+    /// Arithmetic waited so long.
+    pub fn waited(&mut self, waited: Duration) {
         self.waited += waited;
-        let seconds = took.as_secs_f64();
-        if bytes > 0 && seconds > 0.0 {
-            self.bandwidth += FRESH * (bytes as f64 / seconds - self.bandwidth);
+    }
+
+    /// Takes note of what the disk has done since the start.
+    pub fn disk(&mut self, busy: Busy) {
+        let since = busy.since(&self.disk);
+        if let Some(rate) = since.bandwidth().filter(|_| since.bytes >= MEASURED) {
+            self.bandwidth += FRESH * (rate - self.bandwidth);
+            self.disk = busy;
         }
     }
 
@@ -129,8 +140,24 @@ impl Admission {
 }
 
 impl Residency {
-    /// Whether any expert of `layer` is not in RAM: else predictions are idle.
-    pub fn lacks_some(&self, layer: usize) -> bool {
+    /// Whether it is worth while to [`predict`](Self::predict) what `layer`,
+    /// the next one, needs: some of its experts are not in RAM, and what is
+    /// predicted is put to use.
+    pub fn wants_prediction(&self, layer: usize) -> bool {
+        let pays = !self.pass.decode || self.worth.predicts();
+        self.prefetch && pays && self.lacks_some(layer)
+    }
+
+    /// A token ends: what did it cost that its predictions could change?
+    pub(super) fn judge_worth(&mut self) {
+        let [_, split] = self.clock.splits();
+        let spent = [Activity::Wait, Activity::Predict, Activity::Evict, Activity::Submit];
+        let spent = spent.map(|a| split.ns(a)).iter().sum();
+        self.worth.token(spent - self.spent);
+        self.spent = spent;
+    }
+
+    fn lacks_some(&self, layer: usize) -> bool {
         let first = self.id(layer, 0).0 as usize;
         let experts = self.map.layers()[layer].experts as usize;
         self.state[first..first + experts].contains(&State::Absent)
@@ -155,12 +182,12 @@ impl Residency {
         let hold = decode
             && self.pass.loading > 0
             && self.admission.will_wait(self.on_the_way + waiting, ready);
-        let mut budget = match self.prefetch {
+        let mut budget = match decode {
+            _ if !roomy => 0,
+            true => self.admission.budget(self.on_the_way + waiting),
             // A prompt computes long on what it reads: the queue sees to it
             // that the layer at hand is read first, and that is all it needs.
-            true if roomy && !self.pass.decode => u64::MAX,
-            true if roomy => self.admission.budget(self.on_the_way + waiting),
-            _ => 0,
+            false => u64::MAX,
         };
         for &expert in ranked {
             let id = self.id(layer, expert);
@@ -268,7 +295,9 @@ mod tests {
         for i in 0..500u32 {
             let ms = Duration::from_millis;
             a.layer_begins(start + i * ms(3));
-            a.waited(ms(1), 1_000_000, ms(1));
+            a.waited(ms(1));
+            let n = u64::from(i + 1);
+            a.disk(Busy { bytes: n * 5_000_000, nanoseconds: n * 5_000_000 });
             a.layer_ends(start + (i + 1) * ms(3) - rest, 4, ms(1));
         }
         a
