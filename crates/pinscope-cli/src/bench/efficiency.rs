@@ -55,6 +55,9 @@ impl Efficiency {
         };
         let arithmetic_ms = ms(Activity::Rest) + ms(Activity::Experts);
         let needed_bytes = cache.bytes_needed as f64 / tokens;
+        // The disk can do at least what it did.
+        let did = cache.bytes_read as f64 / phase.seconds.max(1e-9);
+        let disk_rate = disk_rate.map(|rate| rate.max(did));
         let disk_ms = disk_rate.map(|rate| needed_bytes / rate * 1e3);
         Self {
             split_ms: Activity::ALL.map(|a| (a.name(), ms(a))).into(),
@@ -148,5 +151,8 @@ mod tests {
         let fast = Efficiency::of(&cache, phase, Some(3e9));
         assert_eq!((fast.disk_ms, fast.efficiency), (Some(5.0), Some(0.6)));
         assert_eq!(Efficiency::of(&cache, phase, None).efficiency, None);
+        // A disk that was measured in a bad moment did more than that.
+        cache.bytes_read = 200_000_000;
+        assert_eq!(Efficiency::of(&cache, phase, Some(0.5e9)).efficiency, Some(0.75));
     }
 }
