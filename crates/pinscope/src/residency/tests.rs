@@ -69,7 +69,7 @@ fn pass(
     let mut ready = Vec::new();
     let mut half = HashSet::new();
     // Either way, from pass to pass.
-    let in_stages = experts[0] % 2 == 0;
+    let in_stages = experts[0].is_multiple_of(2);
     loop {
         let stage = r.take_ready(in_stages, &mut ready)?;
         if ready.is_empty() {
