@@ -32,13 +32,13 @@ pub fn kernels_for(type_: WeightType) -> Vec<Kernel> {
 
 fn avx2(type_: WeightType) -> Kernel {
     let (vec_dot, tiled): (super::Run, Option<super::Run>) = match type_ {
-        WeightType::Q4_0 => (rows::small::<small::Q4_0>, None),
-        WeightType::Q8_0 => (rows::small::<small::Q8_0>, None),
-        WeightType::Mxfp4 => (rows::small::<small::Mxfp4>, None),
-        WeightType::Q4K => (rows::large::<k_mins::Q4K>, Some(tile::run::<k_mins::Q4K>)),
-        WeightType::Q5K => (rows::large::<k_mins::Q5K>, Some(tile::run::<k_mins::Q5K>)),
-        WeightType::Q6K => (rows::large::<q6_k::Q6K>, Some(tile::run::<q6_k::Q6K>)),
-        WeightType::Iq4Xs => (rows::large::<iq4_xs::Iq4Xs>, Some(tile::run::<iq4_xs::Iq4Xs>)),
+        WeightType::Q4_0 => (rows::all::<small::Q4_0, 4>, None),
+        WeightType::Q8_0 => (rows::all::<small::Q8_0, 4>, None),
+        WeightType::Mxfp4 => (rows::all::<small::Mxfp4, 4>, None),
+        WeightType::Q4K => (rows::all::<k_mins::Q4K, 2>, Some(tile::run::<k_mins::Q4K>)),
+        WeightType::Q5K => (rows::all::<k_mins::Q5K, 2>, Some(tile::run::<k_mins::Q5K>)),
+        WeightType::Q6K => (rows::all::<q6_k::Q6K, 2>, Some(tile::run::<q6_k::Q6K>)),
+        WeightType::Iq4Xs => (rows::all::<iq4_xs::Iq4Xs, 2>, Some(tile::run::<iq4_xs::Iq4Xs>)),
     };
     Kernel { type_, path: "avx2", vec_dot, tiled }
 }

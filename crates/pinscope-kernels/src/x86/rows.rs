@@ -51,39 +51,22 @@ pub trait Steps {
 /// bandwidth (two threads, 2 x Zen 3). The input stays in the first cache.
 const ROWS_AHEAD: usize = 3;
 
-/// Types with blocks of 256.
+/// All rows times all columns. Of several columns four at a time, with `R` rows:
+/// two for blocks of 256, four for blocks of 32, whose sums need no registers
+/// from step to step.
 ///
 /// # Safety
 /// As for [`crate::Kernel::multiply`], on a processor with AVX2, FMA and F16C.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub unsafe fn large<S: Steps>(p: &Product) {
+pub unsafe fn all<S: Steps, const R: usize>(p: &Product) {
     let mut c = 0;
     while p.columns.len() - c >= 4 {
-        columns::<S, 2, 4>(p, c);
+        columns::<S, R, 4>(p, c);
         c += 4;
     }
     match p.columns.len() - c {
-        3 => columns::<S, 2, 3>(p, c),
-        2 => columns::<S, 2, 2>(p, c),
-        1 => columns::<S, 1, 1>(p, c),
-        _ => {}
-    }
-}
-
-/// Types with blocks of 32: sums need no registers from step to step.
-///
-/// # Safety
-/// As for [`large`].
-#[target_feature(enable = "avx2,fma,f16c")]
-pub unsafe fn small<S: Steps>(p: &Product) {
-    let mut c = 0;
-    while p.columns.len() - c >= 4 {
-        columns::<S, 4, 4>(p, c);
-        c += 4;
-    }
-    match p.columns.len() - c {
-        3 => columns::<S, 4, 3>(p, c),
-        2 => columns::<S, 4, 2>(p, c),
+        3 => columns::<S, R, 3>(p, c),
+        2 => columns::<S, R, 2>(p, c),
         1 => columns::<S, 1, 1>(p, c),
         _ => {}
     }

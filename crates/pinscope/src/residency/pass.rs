@@ -321,9 +321,7 @@ impl Residency {
     /// Waits until something lands.
     fn wait(&mut self) -> Result<(), ResidencyError> {
         let start = Instant::now();
-        let before = self.clock.enter(Activity::Wait);
         let result = self.collect(true);
-        self.clock.enter(before);
         self.admission.waited(start.elapsed());
         result
     }
