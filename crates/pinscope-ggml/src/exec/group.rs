@@ -276,7 +276,11 @@ impl Workspace {
                     let of_part = |expert| expert_data(part, expert);
                     let io = (result, src[1]);
                     match kernels {
-                        Some(k) => self.own_products(program, step, group, k, io, inputs, &of_part),
+                        Some(k) => {
+                            // Outputs may lie where another node's operand is.
+                            let late = in_place;
+                            self.own_products(program, step, group, k, io, late, inputs, &of_part);
+                        }
                         None => self.products(step, group, io, zeros, &of_part),
                     }
                 }

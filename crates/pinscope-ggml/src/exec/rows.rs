@@ -66,6 +66,7 @@ pub struct Lists {
 
 /// The products of one part for all columns of a group.
 pub struct Products {
+    type_: u32,
     kernels: Kernels,
     n_in: usize,
     n_out: usize,
@@ -78,6 +79,7 @@ impl Products {
     /// Products with `weights` (one expert's matrix as a template for all).
     pub fn new(weights: &Tensor, kernels: Kernels, lists: Lists) -> Self {
         Self {
+            type_: weights.type_,
             kernels,
             n_in: weights.ne[0] as usize,
             n_out: weights.ne[1] as usize,
@@ -85,6 +87,17 @@ impl Products {
             lists,
             next: AtomicUsize::new(0),
         }
+    }
+
+    /// Whether products with `weights` can be added: of the same type and shape.
+    pub fn take_also(&self, weights: &Tensor) -> bool {
+        let shape = (weights.ne[0] as usize, weights.ne[1] as usize, weights.nb[1]);
+        self.type_ == weights.type_ && shape == (self.n_in, self.n_out, self.row_bytes)
+    }
+
+    /// What is multiplied, while nobody computes it.
+    pub fn lists(&mut self) -> &mut Lists {
+        &mut self.lists
     }
 
     /// The lists, empty, for other products.

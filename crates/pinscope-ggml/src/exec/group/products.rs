@@ -17,6 +17,8 @@ pub(super) struct Quantised {
     type_: u32,
     /// Of each column.
     rows: Vec<*const u8>,
+    /// The latest products that take them.
+    products: Option<usize>,
 }
 
 /// Lists of graphs that are computed, for the next ones.
@@ -57,7 +59,10 @@ pub(super) fn kernels(numbers: &Numbers, step: &Step, group: Group) -> Option<Ke
 impl Workspace {
     /// Appends the products of `step` with `kernels` as one node, and if need
     /// be one that quantises their inputs. `input` is an earlier step's result
-    /// where the step takes one.
+    /// where the step takes one. A `late` step may not be computed earlier than
+    /// its place; others join an earlier node with the same inputs, as up joins
+    /// gate: one meeting of the threads less, and one end of work at which
+    /// they wait for each other.
     #[allow(clippy::too_many_arguments)]
     pub(super) fn own_products(
         &mut self,
@@ -66,6 +71,7 @@ impl Workspace {
         group: Group,
         kernels: Kernels,
         (result, input): (*mut Tensor, *mut Tensor),
+        late: bool,
         inputs: &dyn Fn(*mut Tensor) -> *mut c_void,
         expert_data: &dyn Fn(u32) -> *mut c_void,
     ) {
@@ -73,34 +79,44 @@ impl Workspace {
         // workspace are alive.
         let (weights, operand, out) =
             unsafe { (*(*step.node).src[0], (*step.node).src[1], *result) };
-        let known = |q: &Quantised| q.of == operand && q.type_ == kernels.input_type();
-        if !self.quantised.iter().any(known) {
+        let type_ = kernels.input_type();
+        let known = self.quantised.iter().position(|q| q.of == operand && q.type_ == type_);
+        let at = known.unwrap_or_else(|| {
             let rows = self.quantise(program, step, group, kernels, input, inputs);
-            self.quantised.push(Quantised { of: operand, type_: kernels.input_type(), rows });
+            self.quantised.push(Quantised { of: operand, type_, rows, products: None });
+            self.quantised.len() - 1
+        });
+        let joined =
+            self.quantised[at].products.filter(|&p| !late && self.products[p].take_also(&weights));
+        let place = joined.unwrap_or(self.products.len());
+        if joined.is_none() {
+            assert!(place < MAX_PRODUCTS, "too many products for one graph");
+            let lists = self.spare.lists.pop().unwrap_or_default();
+            self.products.push(Products::new(&weights, kernels, lists));
+            self.quantised[at].products = Some(place);
         }
-        let mut lists = self.spare.lists.pop().unwrap_or_default();
-        for q in self.quantised.iter().filter(|q| known(q)) {
-            lists.inputs.extend_from_slice(&q.rows);
-        }
-        let mut first = 0;
+        let columns = &self.quantised[at].rows;
+        let lists = self.products[place].lists();
+        let mut first = lists.inputs.len();
+        lists.inputs.extend_from_slice(columns);
         lists.experts.extend(group.iter().map(|g| {
             let columns = first..first + g.columns.len();
             first = columns.end;
             Expert { weights: expert_data(g.expert).cast(), columns }
         }));
         lists.out.extend(
-            (0..first).map(|i| out.data.cast::<u8>().wrapping_add(i * out.nb[1]).cast::<f32>()),
+            (0..columns.len())
+                .map(|i| out.data.cast::<u8>().wrapping_add(i * out.nb[1]).cast::<f32>()),
         );
-        let products = Products::new(&weights, kernels, lists);
-        assert!(self.products.len() < MAX_PRODUCTS, "too many products for one graph");
-        self.products.push(products);
-        let products = self.products.last_mut().map_or(std::ptr::null_mut(), std::ptr::from_mut);
-        // SAFETY: `result` is a tensor of this workspace.
-        unsafe {
-            (*result).op = self.numbers.custom;
-            (*result).op_params = rows::params(Work::Multiply(products));
+        if joined.is_none() {
+            let products = std::ptr::from_mut(&mut self.products[place]);
+            // SAFETY: `result` is a tensor of this workspace.
+            unsafe {
+                (*result).op = self.numbers.custom;
+                (*result).op_params = rows::params(Work::Multiply(products));
+            }
+            self.add(result);
         }
-        self.add(result);
     }
 
     /// Has the inputs of a group's columns quantised, each once; gives the
