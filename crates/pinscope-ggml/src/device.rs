@@ -7,9 +7,10 @@
 //!   empty dummy buffer. The answer is yes for every tensor of the model's
 //!   files: experts become reserved address space, dense weights are read
 //!   straight into memory of our own (no page cache, not evicted).
-//! - *Can you compute this?* Yes for products with our experts and for the
-//!   column-wise operations that follow; all else, dense products included,
-//!   is the CPU backend's.
+//! - *Can you compute this?* Yes for products with our weights that our kernels
+//!   serve, and for the usual operations around them, since each change of
+//!   device costs time: most of a layer is ours but for fused attention. All
+//!   that is no such product is computed by the CPU backend in the end.
 //!
 //! Without an active engine it answers no, and llama.cpp runs as without it,
 //! unless a [`guest::Guide`] recognises the weight.
@@ -19,12 +20,8 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 use crate::engine::Shared;
-use crate::exec::program::through_views;
 use crate::ffi::{self, BufferType, Device, Incompatible, Numbers, Reg, Tensor};
 use crate::{backend, buffer, guest};
-
-/// How many operations `supports_op` follows back to a product with experts.
-const MAX_CHAIN: usize = 12;
 
 /// The structs that ggml holds pointers to; made once, never freed.
 struct Registered {
@@ -214,7 +211,9 @@ unsafe extern "C" fn supports_op(_: *mut Device, op: *const Tensor) -> bool {
         shared.batch.fetch_max(usize::try_from(op.ne[2]).unwrap_or(0), Ordering::Relaxed);
     }
     // SAFETY: the graph that `op` belongs to is alive.
-    op.op == n.none || unsafe { follows_experts(&n, op, MAX_CHAIN) }
+    n.is_between(op.op)
+        || op.op == n.mul_mat
+        || op.op == n.mul_mat_id && unsafe { op.src[0].as_ref() }.is_some_and(is_ours)
 }
 
 /// The weight whose place llama.cpp asks for, if `op` is such a question.
@@ -225,31 +224,6 @@ fn to_be_placed(op: &Tensor) -> Option<&Tensor> {
         .iter()
         .filter_map(|&operand| unsafe { operand.as_ref() })
         .find(|&weight| is_ours(weight) && unsafe { (*weight.buffer).size } == 0)
-}
-
-/// Whether `t` is a product with our experts or a column-wise operation on
-/// the result of one.
-///
-/// # Safety
-/// The operands of `t`, and theirs, are null or alive.
-unsafe fn follows_experts(n: &Numbers, t: &Tensor, depth: usize) -> bool {
-    // SAFETY: by the caller's promise.
-    unsafe {
-        if t.op == n.mul_mat_id {
-            return t.src[0].as_ref().is_some_and(is_ours);
-        }
-        let from = if [n.glu, n.unary, n.mul, n.add_id, n.clamp, n.scale, n.sqr].contains(&t.op) {
-            t.src[0]
-        } else if t.op == n.add {
-            // The sum over experts adds one view of the weighted results after
-            // the other; on another device each would cost a copy.
-            t.src[1]
-        } else {
-            return false;
-        };
-        let from = through_views(n, from).as_ref();
-        depth > 0 && from.is_some_and(|f| follows_experts(n, f, depth - 1))
-    }
 }
 
 /// The context pointer of our buffer type is unused; buffers have their own.

@@ -275,6 +275,7 @@ impl Tensor {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Numbers {
     pub none: u32,
+    pub mul_mat: u32,
     pub mul_mat_id: u32,
     pub add_id: u32,
     pub add: u32,
@@ -293,6 +294,24 @@ pub struct Numbers {
     pub i32: u32,
     pub i64: u32,
     pub q8_0: u32,
+    /// Operations that may be computed between products, a bit each.
+    between: u128,
+}
+
+/// What llama.cpp computes in a layer besides products. Left out is what it
+/// wants on the layer's own device, and replaces by other operations when it
+/// is not: fused attention.
+const BETWEEN: [&str; 24] = [
+    "NONE", "ADD", "ADD_ID", "SUB", "MUL", "DIV", "SQR", "SQRT", "SCALE", "CLAMP", "SUM_ROWS",
+    "UNARY", "GLU", "NORM", "RMS_NORM", "ROPE", "SOFT_MAX", "ARGSORT", "VIEW", "RESHAPE",
+    "PERMUTE", "CONT", "GET_ROWS", "SET_ROWS",
+];
+
+impl Numbers {
+    /// Whether `op` may be computed between products.
+    pub fn is_between(&self, op: u32) -> bool {
+        op < u128::BITS && self.between >> op & 1 == 1
+    }
 }
 
 /// Why this build of PinScope cannot work with the ggml that is there.
@@ -355,6 +374,7 @@ pub fn check() -> Result<Numbers, Incompatible> {
     };
     Ok(Numbers {
         none: op("NONE")?,
+        mul_mat: op("MUL_MAT")?,
         mul_mat_id: op("MUL_MAT_ID")?,
         add_id: op("ADD_ID")?,
         add: op("ADD")?,
@@ -373,5 +393,6 @@ pub fn check() -> Result<Numbers, Incompatible> {
         i32: type_("i32")?,
         i64: type_("i64")?,
         q8_0: type_("q8_0")?,
+        between: BETWEEN.iter().try_fold(0, |all, name| Ok(all | 1 << op(name)?))?,
     })
 }

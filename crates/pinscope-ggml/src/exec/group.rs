@@ -10,6 +10,7 @@
 //! picks another kernel for eight rows and more, and splitting would change
 //! the choice.
 
+mod dense;
 mod halves;
 mod products;
 mod scratch;
@@ -37,8 +38,9 @@ pub const MAX_COLUMNS: usize = 512;
 pub const MAX_NODES: usize = MAX_EXPERTS * 4 + 64 + MAX_TAIL;
 /// Nodes of ggml's own that may come after a group, less one.
 pub const MAX_TAIL: usize = 64;
-/// Parts of an expert are three at most; twice that is room enough.
-const MAX_PRODUCTS: usize = 8;
+/// Products in one graph at most: of an expert's parts, which are three at
+/// most, and with dense weights in a tail.
+const MAX_PRODUCTS: usize = 8 + MAX_TAIL;
 const ALIGN: usize = 64;
 
 /// Memory that groups take at most besides the arena, for prompts in batches
@@ -53,7 +55,7 @@ pub(super) fn scratch_bytes(map: &ExpertMap, n_ubatch: usize) -> u64 {
         });
         rows.sum::<u64>()
     });
-    values.max().unwrap_or(0) * 4 * columns
+    values.max().unwrap_or(0) * 4 * columns + dense::scratch_bytes(map, n_ubatch)
 }
 
 /// Columns of one expert, as positions `token * k + choice`.
@@ -162,8 +164,7 @@ impl Workspace {
         })
     }
 
-    /// An empty graph for nodes of ggml's own, see [`Workspace::add`].
-    pub fn clear(&mut self) -> *mut ffi::Graph {
+    fn clear(&mut self) -> *mut ffi::Graph {
         // SAFETY: the graph is alive and nobody computes it now.
         unsafe { ffi::ggml_graph_clear(self.graph) };
         self.tensors.clear();
@@ -175,7 +176,7 @@ impl Workspace {
     }
 
     /// Appends a node; nodes are computed in the order in which they come.
-    pub fn add(&mut self, node: *mut Tensor) {
+    fn add(&mut self, node: *mut Tensor) {
         // SAFETY: the caller's node outlives the graph's computation. Nodes
         // that ggml built have their COMPUTE flag, ours get it in `tensor`.
         unsafe { ffi::ggml_graph_add_node(self.graph, node) };
@@ -183,16 +184,19 @@ impl Workspace {
 
     /// Builds the graph of a stage of `program` for `group`. `expert_data` gives the
     /// bytes of a part of an expert, `inputs` the data of external operands
-    /// (copies, where results would overwrite the original).
+    /// (copies, where results would overwrite the original). `tail` are nodes of
+    /// ggml's that come after, and are computed in the same graph.
     ///
     /// Where the batch has one token, the results of [`Step::output`] go to
     /// `place`; otherwise the graph puts them in ggml's tensors.
+    #[allow(clippy::too_many_arguments)]
     pub fn build(
         &mut self,
         program: &Program,
         place: Place,
         stage: Stage,
         group: Group,
+        tail: &[*mut Tensor],
         inputs: &dyn Fn(*mut Tensor) -> *mut c_void,
         expert_data: &dyn Fn(usize, u32) -> *mut c_void,
     ) -> *mut ffi::Graph {
@@ -201,7 +205,7 @@ impl Workspace {
         columns.clear();
         columns.extend(group.iter().flat_map(|g| g.columns.iter().copied()));
         let p = columns.len();
-        self.reserve(program, group, p);
+        self.reserve(program, group, p, tail);
 
         let experts = group.iter().flat_map(|g| g.columns.iter().map(|_| g.expert as i32));
         let experts = self.i32s(experts);
@@ -301,6 +305,7 @@ impl Workspace {
                 self.outputs.push((step.node, result));
             }
         }
+        tail.iter().for_each(|&node| self.add_node(node));
         self.columns = columns;
         self.results = results;
         self.graph

@@ -38,14 +38,27 @@ pub struct Kernels {
 }
 
 impl Kernels {
-    /// The kernels for weights of `type_`; `None` where ggml's CPU library
-    /// hides its own from us, and products must be ggml's nodes.
-    pub fn of(numbers: &Numbers, type_: u32) -> Option<Self> {
-        static OWN: OnceLock<Vec<(u32, Own)>> = OnceLock::new();
+    /// The kernels for products of operation `op` with weights of `type_`;
+    /// `None` where ggml's CPU library hides its own from us, and products must
+    /// be ggml's nodes.
+    fn of(numbers: &Numbers, op: u32, type_: u32) -> Option<Self> {
+        static OWN: OnceLock<Vec<(u32, u32, Own)>> = OnceLock::new();
         let traits = ffi::type_traits(type_)?;
         let from_float = ffi::type_traits(traits.vec_dot_type)?.from_float;
-        let own = OWN.get_or_init(|| probed(numbers)).iter().find(|(t, _)| *t == type_);
-        Some(Self { traits, from_float, own: own.map(|&(_, own)| own) })
+        let all = OWN.get_or_init(|| probed(numbers));
+        let own = all.iter().find(|(o, t, _)| (*o, *t) == (op, type_)).map(|&(.., own)| own);
+        Some(Self { traits, from_float, own })
+    }
+
+    /// For products with experts' weights.
+    pub fn of_experts(numbers: &Numbers, type_: u32) -> Option<Self> {
+        Self::of(numbers, numbers.mul_mat_id, type_)
+    }
+
+    /// For a product of `columns` with a dense matrix; `None` where it has to be
+    /// ggml's node: ggml takes other functions than `vec_dot` for some types.
+    pub fn of_dense(numbers: &Numbers, type_: u32, columns: usize) -> Option<Self> {
+        Self::of(numbers, numbers.mul_mat, type_).filter(|k| k.own_for(columns).is_some())
     }
 
     /// ggml's type of a quantised input.
@@ -65,7 +78,7 @@ impl Kernels {
         program.steps.iter().filter(|s| s.part.is_some()).all(|s| {
             // SAFETY: the program's nodes and their weights are alive.
             let type_ = unsafe { (*(*s.node).src[0]).type_ };
-            Self::of(numbers, type_).is_some_and(|k| k.serve(MANY - 1) && k.serve(MANY))
+            Self::of_experts(numbers, type_).is_some_and(|k| k.serve(MANY - 1) && k.serve(MANY))
         })
     }
 
@@ -148,31 +161,30 @@ fn prefetch(row: *const u8, bytes: usize) {
     let _ = (row, bytes);
 }
 
-/// Our kernels that give the bits of the ggml that is there, by ggml's number
-/// of the type.
-fn probed(numbers: &Numbers) -> Vec<(u32, Own)> {
+/// Our kernels that give the bits of the ggml that is there, by ggml's numbers
+/// of the operation and the type.
+fn probed(numbers: &Numbers) -> Vec<(u32, u32, Own)> {
     let Some(prober) = probe::Prober::new(*numbers) else { return Vec::new() };
-    WeightType::ALL
-        .into_iter()
-        .filter_map(|weight_type| {
-            // SAFETY: `ggml_type_name` answers null or a constant for any number.
-            let named = |&t: &u32| unsafe { ffi::text(ffi::ggml_type_name(t)) };
-            let type_ = (0..ffi::TYPE_COUNT).find(|t| named(t) == weight_type.name())?;
-            let own = kernels_for(weight_type).into_iter().find_map(|kernel| {
-                let agrees = |order: &Order, columns: &[usize]| {
-                    columns.iter().all(|&n| prober.agrees(type_, &kernel, *order, n))
-                };
-                let order = |columns: &[usize]| {
-                    [Order::VecDot, Order::Tiled]
-                        .into_iter()
-                        .find(|order| kernel.has(*order) && agrees(order, columns))
-                };
-                let own = Own { kernel, few: order(&[1, MANY - 1]), many: order(&[MANY, 40]) };
-                own.few.or(own.many).map(|_| own)
-            });
-            own.map(|own| (type_, own))
-        })
-        .collect()
+    let own = |op: u32, weight_type: WeightType| {
+        // SAFETY: `ggml_type_name` answers null or a constant for any number.
+        let named = |&t: &u32| unsafe { ffi::text(ffi::ggml_type_name(t)) };
+        let type_ = (0..ffi::TYPE_COUNT).find(|t| named(t) == weight_type.name())?;
+        let own = kernels_for(weight_type).into_iter().find_map(|kernel| {
+            let agrees = |order: &Order, columns: &[usize]| {
+                columns.iter().all(|&n| prober.agrees((op, type_), &kernel, *order, n))
+            };
+            let order = |columns: &[usize]| {
+                [Order::VecDot, Order::Tiled]
+                    .into_iter()
+                    .find(|order| kernel.has(*order) && agrees(order, columns))
+            };
+            let own = Own { kernel, few: order(&[1, 2, MANY - 1]), many: order(&[MANY, 40]) };
+            own.few.or(own.many).map(|_| own)
+        });
+        own.map(|own| (op, type_, own))
+    };
+    let ops = [numbers.mul_mat_id, numbers.mul_mat];
+    ops.into_iter().flat_map(|op| WeightType::ALL.map(|type_| own(op, type_))).flatten().collect()
 }
 
 #[cfg(test)]
@@ -191,8 +203,8 @@ mod tests {
         }
         crate::api::link();
         let found = probed(&ffi::check().unwrap());
-        assert_eq!(found.len(), WeightType::ALL.len());
-        for (_, own) in found {
+        assert_eq!(found.len(), 2 * WeightType::ALL.len());
+        for (.., own) in found {
             let large = own.kernel.weight_type().block_len() == 256;
             let many = if large { Order::Tiled } else { Order::VecDot };
             assert_eq!((own.few, own.many), (Some(Order::VecDot), Some(many)), "{:?}", own.kernel);
@@ -205,9 +217,9 @@ mod tests {
         let numbers = ffi::check().unwrap();
         let prober = probe::Prober::new(numbers).unwrap();
         for kernel in kernels_for(WeightType::Q4K) {
-            let (type_, _) = probed(&numbers)[0];
-            assert!(prober.agrees(type_, &kernel, Order::VecDot, 7));
-            assert!(!prober.agrees(type_, &kernel, Order::Tiled, 7), "another order");
+            let (op, type_, _) = probed(&numbers)[0];
+            assert!(prober.agrees((op, type_), &kernel, Order::VecDot, 7));
+            assert!(!prober.agrees((op, type_), &kernel, Order::Tiled, 7), "another order");
         }
     }
 }

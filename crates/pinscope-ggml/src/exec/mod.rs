@@ -3,7 +3,7 @@
 //! The layer's program (see [`program`]) is computed in groups of experts:
 //! those in RAM first, the others as they land. For prompts there is a shorter
 //! way where every expert of the layer lies as it does in the file and ggml's
-//! kernels are to be used: then ggml computes the sub-graph as it is, with the
+//! kernels are to be used: then ggml computes the nodes as they are, with the
 //! weights' address put right.
 
 pub mod group;
@@ -134,17 +134,16 @@ impl Executor {
                     // SAFETY: as above.
                     let product = |&n: &*mut Tensor| unsafe { (*n).op == self.numbers.mul_mat_id };
                     let last = !nodes[at..].iter().any(product);
-                    let alone = (last && at == taken).then_some(graph);
+                    let own = &nodes[at - taken..at];
                     let short = last && nodes.len() - at < group::MAX_TAIL;
                     let tail = if short { &nodes[at..] } else { &[] };
                     let computed = self
-                        .plain(&nodes[plain..at - taken], residency)
+                        .nodes(&nodes[plain..at - taken], Activity::Rest, residency)
                         .and_then(|()| self.begin(&program, map, routers, residency))
-                        .and_then(|()| self.program(&program, residency, tail, alone));
+                        .and_then(|()| self.program(&program, residency, own, tail));
                     match computed {
                         Ok(Done::Program) => {}
                         Ok(Done::Tail) => at += tail.len(),
-                        Ok(Done::Graph) => at = nodes.len(),
                         Err(e) => result = Err(e),
                     }
                     plain = at;
@@ -156,17 +155,24 @@ impl Executor {
                 }
             }
         }
-        let result = result.and_then(|()| self.plain(&nodes[plain..], residency));
+        let result = result.and_then(|()| self.nodes(&nodes[plain..], Activity::Rest, residency));
         self.nodes = nodes;
         result
     }
 
-    /// Nodes that have nothing to do with experts.
-    fn plain(&mut self, nodes: &[*mut Tensor], residency: &mut Residency) -> Result<(), ExecError> {
-        for nodes in nodes.chunks(group::MAX_NODES) {
-            let graph = self.workspace.clear();
-            nodes.iter().for_each(|&n| self.workspace.add(n));
-            self.run(graph, Activity::Rest, residency)?;
+    /// ggml's nodes as they stand, but for products that we compute.
+    fn nodes(
+        &mut self,
+        mut nodes: &[*mut Tensor],
+        what: Activity,
+        residency: &mut Residency,
+    ) -> Result<(), ExecError> {
+        while !nodes.is_empty() {
+            let (graph, n) = self.workspace.begin_nodes(nodes);
+            let (now, later) = nodes.split_at(n);
+            now.iter().for_each(|&node| self.workspace.add_node(node));
+            self.run(graph, what, residency)?;
+            nodes = later;
         }
         Ok(())
     }
@@ -226,30 +232,30 @@ impl Executor {
         Ok(())
     }
 
-    /// Computes an open pass. `tail` are the nodes after the program if they
-    /// are few and none of ours, `graph` is ggml's if it has no other program.
+    /// Computes an open pass. `nodes` are the program's, `tail` those after it
+    /// if they are few and have no experts.
     fn program(
         &mut self,
         program: &Program,
         residency: &mut Residency,
+        nodes: &[*mut Tensor],
         tail: &[*mut Tensor],
-        graph: Option<*mut ffi::Graph>,
     ) -> Result<Done, ExecError> {
         let columns = std::mem::take(&mut self.columns);
         let mut ready = std::mem::take(&mut self.ready);
         let stage = residency.take_ready(program.in_stages(), &mut ready)?;
         let all = ready.len() == columns.len();
-        let in_place = graph.filter(|_| {
-            all && program.tokens > 1
-                && residency.is_mirrored(program.layer)
-                && !Kernels::serve_all(&self.numbers, program)
-        });
-        let result = match in_place {
-            Some(graph) => self.in_place(program, residency, graph, &ready),
-            None if all && program.tokens == 1 && program.k == columns.len() => {
+        let result = match program.tokens {
+            1 if all && program.k == columns.len() => {
                 self.at_once(program, residency, &columns, tail, &ready)
             }
-            None => self.in_groups(program, residency, &columns, stage, &mut ready),
+            2.. if all
+                && residency.is_mirrored(program.layer)
+                && !Kernels::serve_all(&self.numbers, program) =>
+            {
+                self.in_place(program, residency, nodes, &ready)
+            }
+            _ => self.in_groups(program, residency, &columns, stage, &mut ready),
         };
         self.ready = ready;
         self.columns = columns;

@@ -6,8 +6,9 @@ use super::group::blank;
 use crate::backend::set_cpu_threads;
 use crate::ffi::{self, Numbers};
 
-/// Rows of the product: not a multiple of what kernels take at a time.
-const ROWS: usize = 21;
+/// Rows of the product: even, or ggml does not take two at a time where it can, but
+/// not a multiple of what kernels take at a time.
+const ROWS: usize = 22;
 
 /// Has ggml's CPU backend compute products.
 pub struct Prober {
@@ -48,19 +49,25 @@ impl Prober {
         }
     }
 
-    /// Whether `kernel` gives ggml's bits for a product of that many columns
-    /// with weights of `type_`.
-    pub fn agrees(&self, type_: u32, kernel: &Kernel, order: Order, columns: usize) -> bool {
+    /// Whether `kernel` gives the bits of ggml's operation, a product of that
+    /// many columns with weights of the type.
+    pub fn agrees(
+        &self,
+        op_and_type: (u32, u32),
+        kernel: &Kernel,
+        order: Order,
+        columns: usize,
+    ) -> bool {
         // Three blocks: some types take two at a time.
         let n_in = 3 * kernel.weight_type().block_len();
-        self.both(type_, kernel, order, (n_in, columns)).is_some_and(|(ours, theirs)| {
+        self.both(op_and_type, kernel, order, (n_in, columns)).is_some_and(|(ours, theirs)| {
             ours.iter().zip(&theirs).all(|(a, b)| a.to_bits() == b.to_bits())
         })
     }
 
     fn both(
         &self,
-        type_: u32,
+        (op, type_): (u32, u32),
         kernel: &Kernel,
         order: Order,
         (n_in, columns): (usize, usize),
@@ -121,9 +128,12 @@ impl Prober {
         let c = theirs.as_mut_ptr().cast();
         let mut c = blank(numbers.f32, [n(ROWS), n(columns)], [4, ROWS * 4], c);
         [a.op, b.op, i.op] = [numbers.none; 3];
-        c.op = numbers.mul_mat_id;
+        c.op = op;
         c.flags = ffi::TENSOR_FLAG_COMPUTE;
-        c.src[..3].copy_from_slice(&[&raw mut a, &raw mut b, &raw mut i]);
+        c.src[..2].copy_from_slice(&[&raw mut a, &raw mut b]);
+        if op == numbers.mul_mat_id {
+            c.src[2] = &raw mut i;
+        }
         // SAFETY: graph, backend, tensors and their memory are alive.
         let status = unsafe {
             ffi::ggml_graph_clear(self.graph);

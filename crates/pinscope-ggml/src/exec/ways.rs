@@ -1,4 +1,4 @@
-//! The ways to compute a program: as ggml's graph stands, all experts at once,
+//! The ways to compute a program: as ggml's nodes stand, all experts at once,
 //! or group by group as they land.
 
 use std::ffi::c_void;
@@ -10,7 +10,7 @@ use pinscope::timeline::Activity;
 use super::group::{self, ExpertColumns, Group, Place};
 use super::program::{Program, Source};
 use super::{ExecError, Executor};
-use crate::ffi::{self, Tensor};
+use crate::ffi::Tensor;
 
 /// What was computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,8 +19,6 @@ pub(super) enum Done {
     Program,
     /// The program and the nodes after it.
     Tail,
-    /// All of ggml's graph.
-    Graph,
 }
 
 /// Where a part of a program's expert is.
@@ -30,12 +28,12 @@ fn data(program: &Program, residency: &Residency, part: usize, expert: u32) -> *
 
 impl Executor {
     /// Everything is in RAM and lies as in the file: only the address of the
-    /// weights differs from what llama.cpp believes.
+    /// weights differs from what llama.cpp believes. `nodes` are the program's.
     pub(super) fn in_place(
         &mut self,
         program: &Program,
         residency: &mut Residency,
-        graph: *mut ffi::Graph,
+        nodes: &[*mut Tensor],
         ready: &[u32],
     ) -> Result<Done, ExecError> {
         let mut originals: Vec<(*mut Tensor, *mut c_void)> = Vec::new();
@@ -50,14 +48,14 @@ impl Executor {
                 }
             }
         }
-        let result = self.run(graph, Activity::Experts, residency);
+        let result = self.nodes(nodes, Activity::Experts, residency);
         for (weights, data) in originals {
             // SAFETY: as above.
             unsafe { (*weights).data = data };
         }
         result?;
         residency.finish(ready)?;
-        Ok(Done::Graph)
+        Ok(Done::Program)
     }
 
     /// One token, all of whose experts are in RAM, in one graph with the `tail`
@@ -80,8 +78,8 @@ impl Executor {
         // ggml's order, so nothing is overwritten too early.
         let inputs = |t: *mut Tensor| unsafe { (*t).data };
         let data = |part, expert| data(program, residency, part, expert);
-        let graph = self.workspace.build(program, Place::Ggml, Stage::Whole, group, &inputs, &data);
-        tail.iter().for_each(|&n| self.workspace.add(n));
+        let (place, stage) = (Place::Ggml, Stage::Whole);
+        let graph = self.workspace.build(program, place, stage, group, tail, &inputs, &data);
         self.picked = picked;
         self.run(graph, Activity::Experts, residency)?;
         residency.finish(ready)?;
@@ -123,7 +121,7 @@ impl Executor {
                 };
                 let data = |part, expert| data(program, residency, part, expert);
                 let place = Place::Scratch;
-                let graph = self.workspace.build(program, place, stage, group, &inputs, &data);
+                let graph = self.workspace.build(program, place, stage, group, &[], &inputs, &data);
                 self.run(graph, Activity::Experts, residency)?;
                 self.workspace.copy_out();
                 match stage {

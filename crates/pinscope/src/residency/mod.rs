@@ -139,9 +139,9 @@ pub struct Residency {
     clock: Stopwatch,
     /// Time of decoded experts' arithmetic until the last layer ended.
     computed: Duration,
-    /// Time that waiting and reading ahead cost until the last token ended,
-    /// nanoseconds.
-    spent: u64,
+    /// Nanoseconds that waiting and reading ahead cost, and bytes that decoded
+    /// tokens missed, until the last token ended.
+    spent: (u64, u64),
     /// The batch at hand is one token.
     decoding: bool,
     /// There was a pass: `pass` says which was the last one.
@@ -242,7 +242,7 @@ impl Residency {
             pass: pass::Pass::default(),
             clock: Stopwatch::default(),
             computed: Duration::ZERO,
-            spent: 0,
+            spent: (0, 0),
             decoding: true,
             begun: false,
             done: Vec::new(),

@@ -153,8 +153,9 @@ impl Residency {
         let [_, split] = self.clock.splits();
         let spent = [Activity::Wait, Activity::Predict, Activity::Evict, Activity::Submit];
         let spent = spent.map(|a| split.ns(a)).iter().sum();
-        self.worth.token(spent - self.spent);
-        self.spent = spent;
+        let missed = self.stats.decode.bytes_needed;
+        self.worth.token(spent - self.spent.0, missed - self.spent.1);
+        self.spent = (spent, missed);
     }
 
     fn lacks_some(&self, layer: usize) -> bool {

@@ -16,17 +16,17 @@ pub(super) struct Quantised {
     /// ggml's type.
     type_: u32,
     /// Of each column.
-    rows: Vec<*const u8>,
-    /// The latest products that take them.
+    pub rows: Vec<*const u8>,
+    /// The latest products with experts that take them.
     products: Option<usize>,
 }
 
 /// Lists of graphs that are computed, for the next ones.
 #[derive(Default)]
 pub(super) struct Spare {
-    lists: Vec<Lists>,
-    rows: Vec<Vec<(*const f32, *mut u8)>>,
-    places: Vec<Vec<*const u8>>,
+    pub lists: Vec<Lists>,
+    pub rows: Vec<Vec<(*const f32, *mut u8)>>,
+    pub places: Vec<Vec<*const u8>>,
 }
 
 impl Spare {
@@ -53,7 +53,7 @@ pub(super) fn kernels(numbers: &Numbers, step: &Step, group: Group) -> Option<Ke
     step.part?;
     // SAFETY: the program's node and its weights are alive.
     let type_ = unsafe { (*(*step.node).src[0]).type_ };
-    Kernels::of(numbers, type_).filter(|k| group.iter().all(|g| k.serve(g.columns.len())))
+    Kernels::of_experts(numbers, type_).filter(|k| group.iter().all(|g| k.serve(g.columns.len())))
 }
 
 impl Workspace {
@@ -79,21 +79,24 @@ impl Workspace {
         // workspace are alive.
         let (weights, operand, out) =
             unsafe { (*(*step.node).src[0], (*step.node).src[1], *result) };
-        let type_ = kernels.input_type();
-        let known = self.quantised.iter().position(|q| q.of == operand && q.type_ == type_);
-        let at = known.unwrap_or_else(|| {
+        let n = group.iter().map(|g| g.columns.len()).sum();
+        let at = self.quantised(operand, kernels, n).unwrap_or_else(|| {
             let rows = self.quantise(program, step, group, kernels, input, inputs);
-            self.quantised.push(Quantised { of: operand, type_, rows, products: None });
-            self.quantised.len() - 1
+            self.keep_quantised(operand, kernels, rows)
         });
-        let joined =
-            self.quantised[at].products.filter(|&p| !late && self.products[p].take_also(&weights));
+        let known = self.quantised[at].products.filter(|_| !late);
+        let joined = known.filter(|&p| self.products[p].take_also(&weights));
         let place = joined.unwrap_or(self.products.len());
         if joined.is_none() {
-            assert!(place < MAX_PRODUCTS, "too many products for one graph");
             let lists = self.spare.lists.pop().unwrap_or_default();
-            self.products.push(Products::new(&weights, kernels, lists));
+            let products = self.add_products(Products::new(&weights, kernels, lists));
             self.quantised[at].products = Some(place);
+            // SAFETY: `result` is a tensor of this workspace.
+            unsafe {
+                (*result).op = self.numbers.custom;
+                (*result).op_params = rows::params(Work::Multiply(products));
+            }
+            self.add(result);
         }
         let columns = &self.quantised[at].rows;
         let lists = self.products[place].lists();
@@ -108,15 +111,49 @@ impl Workspace {
             (0..columns.len())
                 .map(|i| out.data.cast::<u8>().wrapping_add(i * out.nb[1]).cast::<f32>()),
         );
-        if joined.is_none() {
-            let products = std::ptr::from_mut(&mut self.products[place]);
-            // SAFETY: `result` is a tensor of this workspace.
-            unsafe {
-                (*result).op = self.numbers.custom;
-                (*result).op_params = rows::params(Work::Multiply(products));
-            }
-            self.add(result);
-        }
+    }
+
+    /// Where the quantised columns of `operand` are among those of this graph.
+    pub(super) fn quantised(
+        &self,
+        operand: *mut Tensor,
+        kernels: Kernels,
+        columns: usize,
+    ) -> Option<usize> {
+        let key = (operand, kernels.input_type(), columns);
+        self.quantised.iter().position(|q| (q.of, q.type_, q.rows.len()) == key)
+    }
+
+    /// Remembers them for later products.
+    pub(super) fn keep_quantised(
+        &mut self,
+        of: *mut Tensor,
+        kernels: Kernels,
+        rows: Vec<*const u8>,
+    ) -> usize {
+        let type_ = kernels.input_type();
+        self.quantised.push(Quantised { of, type_, rows, products: None });
+        self.quantised.len() - 1
+    }
+
+    /// Keeps `products` until the graph was computed; gives their address.
+    pub(super) fn add_products(&mut self, products: Products) -> *mut Products {
+        // Nodes hold the addresses: the vector must not move.
+        assert!(self.products.len() < MAX_PRODUCTS, "too many products for one graph");
+        self.products.push(products);
+        self.products.last_mut().map_or(std::ptr::null_mut(), std::ptr::from_mut)
+    }
+
+    /// Appends a node that quantises `inputs` into memory from `rooms` on.
+    pub(super) fn add_quantise(&mut self, inputs: Inputs, rooms: *mut u8) {
+        assert!(self.inputs.len() < MAX_PRODUCTS, "too many products for one graph");
+        self.inputs.push(inputs);
+        let inputs = self.inputs.last_mut().map_or(std::ptr::null_mut(), std::ptr::from_mut);
+        let mut node = blank(self.numbers.f32, [1, 1], [4, 4], rooms.cast());
+        node.op = self.numbers.custom;
+        node.op_params = rows::params(Work::Quantise(inputs));
+        let node = self.tensor(node);
+        self.add(node);
     }
 
     /// Has the inputs of a group's columns quantised, each once; gives the
@@ -178,14 +215,7 @@ impl Workspace {
             unsafe { work.quantise(0, 1) };
             self.spare.rows.push(cleared(work.rows));
         } else {
-            assert!(self.inputs.len() < MAX_PRODUCTS, "too many products for one graph");
-            self.inputs.push(work);
-            let work = self.inputs.last_mut().map_or(std::ptr::null_mut(), std::ptr::from_mut);
-            let mut node = blank(self.numbers.f32, [1, 1], [4, 4], rooms.cast());
-            node.op = self.numbers.custom;
-            node.op_params = rows::params(Work::Quantise(work));
-            let node = self.tensor(node);
-            self.add(node);
+            self.add_quantise(work, rooms);
         }
         quantised
     }

@@ -8,9 +8,15 @@ use crate::ffi::{self, Tensor};
 
 impl Workspace {
     /// Makes room before any address is taken.
-    pub(super) fn reserve(&mut self, program: &Program, group: Group, p: usize) {
+    pub(super) fn reserve(
+        &mut self,
+        program: &Program,
+        group: Group,
+        p: usize,
+        tail: &[*mut Tensor],
+    ) {
         let row = |t: &Tensor| (t.ne[0] as usize * 4 * p).next_multiple_of(ALIGN);
-        let mut bytes = 4 * (p * 4).next_multiple_of(ALIGN) + ALIGN;
+        let mut bytes = 4 * (p * 4).next_multiple_of(ALIGN) + ALIGN + self.dense_bytes(tail);
         for step in &program.steps {
             // SAFETY: nodes and operands are alive.
             unsafe {
@@ -27,6 +33,11 @@ impl Workspace {
                 }
             }
         }
+        self.make_room(bytes);
+    }
+
+    /// Has at least so many bytes of scratch, whose old content is lost.
+    pub(super) fn make_room(&mut self, bytes: usize) {
         if self.scratch.len() * 8 < bytes {
             self.scratch = Vec::new(); // the old one goes first
             self.scratch = vec![0; bytes.div_ceil(8)];
