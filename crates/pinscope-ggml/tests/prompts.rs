@@ -5,7 +5,7 @@ mod common;
 
 use std::path::Path;
 
-use common::{engine, model, one_at_a_time};
+use common::{engine, model, model_with_dense, one_at_a_time};
 use pinscope::reader::ReaderKind;
 use pinscope_host::{Context, ContextOptions, Logits, Model, ModelOptions, Token};
 
@@ -40,11 +40,22 @@ fn logits(path: &Path, threads: u32) -> Vec<Vec<u32>> {
 fn prompts_are_exact(types: &str) {
     let _turn = one_at_a_time();
     let dir = tempfile::tempdir().unwrap();
-    let path = model(dir.path(), "tiny-qwen3moe", types.parse().unwrap());
-    let reference = logits(&path, 2);
+    are_exact(&model(dir.path(), "tiny-qwen3moe", types.parse().unwrap()), types);
+}
+
+fn prompts_are_exact_with_dense(types: &[&str], shape: &str) {
+    let _turn = one_at_a_time();
+    for types in types {
+        let dir = tempfile::tempdir().unwrap();
+        are_exact(&model_with_dense(dir.path(), shape, types), types);
+    }
+}
+
+fn are_exact(path: &Path, types: &str) {
+    let reference = logits(path, 2);
     for (permille, threads) in [(1000, 2), (0, 1), (0, 8)] {
-        let _engine = engine(&path, permille, ReaderKind::Auto);
-        for (n, (got, want)) in PROMPTS.iter().zip(logits(&path, threads).iter().zip(&reference)) {
+        let _engine = engine(path, permille, ReaderKind::Auto);
+        for (n, (got, want)) in PROMPTS.iter().zip(logits(path, threads).iter().zip(&reference)) {
             assert!(got == want, "{types}: {n} tokens at {permille} permille, {threads} threads");
         }
     }
@@ -73,4 +84,19 @@ fn prompts_with_mxfp4_are_exact() {
 #[test]
 fn prompts_with_q8_0_are_exact() {
     prompts_are_exact("Q8_0");
+}
+
+#[test]
+fn prompts_with_k_quantised_dense_weights_are_exact() {
+    prompts_are_exact_with_dense(&["Q4_K", "Q5_K", "Q6_K"], "tiny-qwen3moe");
+}
+
+#[test]
+fn prompts_with_block_quantised_dense_weights_are_exact() {
+    prompts_are_exact_with_dense(&["Q4_0", "IQ4_XS", "MXFP4", "F16"], "tiny-qwen3moe");
+}
+
+#[test]
+fn prompts_with_quantised_shared_experts_and_dense_layers_are_exact() {
+    prompts_are_exact_with_dense(&["Q4_K", "Q8_0"], "tiny-deepseek2");
 }

@@ -9,6 +9,7 @@ use pinscope::policy::PolicyKind;
 use pinscope::reader::ReaderKind;
 use pinscope_ggml::{read_map, Engine, EngineOptions};
 use pinscope_host::{Context, ContextOptions, HostError, Logits, Model, ModelOptions, Token};
+use pinscope_models::gguf::TensorType;
 use pinscope_models::synth::{self, ExpertTypes, Shape};
 use sha2::{Digest, Sha256};
 
@@ -25,10 +26,22 @@ pub fn one_at_a_time() -> MutexGuard<'static, ()> {
 /// Writes a tiny model.
 pub fn model(dir: &Path, shape: &str, experts: ExpertTypes) -> PathBuf {
     let out = dir.join(format!("{shape}.gguf"));
-    let shape = Shape::named(shape).unwrap();
-    let options = synth::Options { experts, ..synth::Options::default() };
-    synth::write(&shape, &options, &out, &mut |_, _| {}).unwrap();
+    write(&Shape::named(shape).unwrap(), experts, &out);
     out
+}
+
+/// The same with another type of the weights that are not experts'.
+pub fn model_with_dense(dir: &Path, shape: &str, dense: &str) -> PathBuf {
+    let out = dir.join(format!("{shape}-{dense}.gguf"));
+    let dense_type = TensorType::parse(dense).unwrap();
+    let shape = Shape { dense_type, ..Shape::named(shape).unwrap() };
+    write(&shape, ExpertTypes::Shape, &out);
+    out
+}
+
+fn write(shape: &Shape, experts: ExpertTypes, out: &Path) {
+    let options = synth::Options { experts, ..synth::Options::default() };
+    synth::write(shape, &options, out, &mut |_, _| {}).unwrap();
 }
 
 /// What a run computed.
