@@ -1,0 +1,170 @@
+//! Rows of a tile side by side: eight with AVX2, sixteen with AVX-512.
+
+use std::arch::x86_64::*;
+
+use super::common::load;
+use super::isa::{Avx2, Avx512};
+use super::tile::{Lanes, Pairs, Panel, Tile};
+use crate::blocks::Q8K;
+
+/// The inputs that are multiplied with weights `32 * i` to `32 * i + 31`.
+#[inline(always)]
+unsafe fn inputs(column: *const u8, block: usize, i: usize) -> *const i32 {
+    (*column.cast::<Q8K>().add(block)).qs.as_ptr().add(32 * i).cast()
+}
+
+impl Lanes for Avx2 {
+    const PANELS: usize = 1;
+    const UNSIGNED: bool = false;
+    type Ints = __m256i;
+    type Floats = __m256;
+
+    #[inline(always)]
+    unsafe fn zero() -> (__m256i, __m256) {
+        (_mm256_setzero_si256(), _mm256_setzero_ps())
+    }
+    #[inline(always)]
+    unsafe fn multiply<T: Tile>(
+        sums: &mut [__m256i],
+        panels: &[Panel],
+        i: usize,
+        columns: &[*const u8],
+        block: usize,
+    ) {
+        let mut q = [_mm256_setzero_si256(); 8];
+        for (g, q) in q.iter_mut().enumerate() {
+            *q = load(panels[0].q[8 * i + g].as_ptr());
+        }
+        let at = T::SCALES * i;
+        let scales = &panels[0].scales;
+        let scales = [load(scales[at].as_ptr()), load(scales[at + T::SCALES - 1].as_ptr())];
+        for (sum, &x) in sums.iter_mut().zip(columns) {
+            let products = T::products(&q, scales, inputs(x, block, i));
+            *sum = _mm256_add_epi32(*sum, products);
+        }
+    }
+    #[inline(always)]
+    unsafe fn times_pairs<const N: usize>(
+        panels: &[Panel],
+        of: fn(&Panel) -> &[Pairs],
+        sums: [i32; N],
+        shift: i32,
+    ) -> __m256i {
+        let mut total = _mm256_setzero_si256();
+        for (factors, pair) in of(&panels[0]).iter().zip(sums) {
+            let products = _mm256_madd_epi16(load(factors.as_ptr()), _mm256_set1_epi32(pair));
+            total = _mm256_add_epi32(total, products);
+        }
+        _mm256_sll_epi32(total, _mm_cvtsi32_si128(shift))
+    }
+    #[inline(always)]
+    unsafe fn close<T: Tile>(
+        total: __m256,
+        sums: __m256i,
+        offset: __m256i,
+        panels: &[Panel],
+        x: f32,
+    ) -> __m256 {
+        let d = _mm256_loadu_ps(panels[0].d.as_ptr());
+        let scaled = if T::MINS {
+            let dmin = _mm256_loadu_ps(panels[0].dmin.as_ptr());
+            let scaled = _mm256_mul_ps(d, _mm256_cvtepi32_ps(sums));
+            _mm256_fnmadd_ps(dmin, _mm256_cvtepi32_ps(offset), scaled)
+        } else {
+            _mm256_mul_ps(d, _mm256_cvtepi32_ps(_mm256_sub_epi32(sums, offset)))
+        };
+        _mm256_fmadd_ps(scaled, _mm256_set1_ps(x), total)
+    }
+    #[inline(always)]
+    unsafe fn store(total: __m256, values: &mut [f32; 16]) {
+        _mm256_storeu_ps(values.as_mut_ptr(), total);
+    }
+}
+
+/// 32 bytes of each panel.
+#[inline(always)]
+unsafe fn both<T>(panels: &[Panel], of: impl Fn(&Panel) -> *const T) -> __m512i {
+    let low = _mm512_castsi256_si512(load(of(&panels[0])));
+    _mm512_inserti64x4::<1>(low, load(of(&panels[1])))
+}
+
+impl Lanes for Avx512 {
+    const PANELS: usize = 2;
+    const UNSIGNED: bool = true;
+    type Ints = __m512i;
+    type Floats = __m512;
+
+    #[inline(always)]
+    unsafe fn zero() -> (__m512i, __m512) {
+        (_mm512_setzero_si512(), _mm512_setzero_ps())
+    }
+    /// Four products and their sum are one instruction here, for which weights
+    /// must be unsigned: signed ones are moved up by 128.
+    #[inline(always)]
+    unsafe fn multiply<T: Tile>(
+        sums: &mut [__m512i],
+        panels: &[Panel],
+        i: usize,
+        columns: &[*const u8],
+        block: usize,
+    ) {
+        let moved = _mm512_set1_epi8(if T::SIGNED { -128 } else { 0 });
+        let (mut q, mut scales) = ([_mm512_setzero_si512(); 8], [_mm512_setzero_si512(); 2]);
+        for (g, q) in q.iter_mut().enumerate() {
+            *q = _mm512_xor_si512(both(panels, |p| p.q[8 * i + g].as_ptr()), moved);
+        }
+        for (s, scale) in scales.iter_mut().enumerate().take(T::SCALES) {
+            // Of each scale, which is there twice, one with 32 bits.
+            let pair = both(panels, |p| p.scales[T::SCALES * i + s].as_ptr());
+            *scale = _mm512_srai_epi32::<16>(pair);
+        }
+        for (sum, &x) in sums.iter_mut().zip(columns) {
+            let x = inputs(x, block, i);
+            for (s, &scale) in scales.iter().enumerate().take(T::SCALES) {
+                let mut products = _mm512_setzero_si512();
+                let groups = 8 / T::SCALES;
+                for g in groups * s..groups * (s + 1) {
+                    let four = _mm512_set1_epi32(x.add(g).read_unaligned());
+                    products = _mm512_dpbusd_epi32(products, q[g], four);
+                }
+                *sum = _mm512_add_epi32(*sum, _mm512_mullo_epi32(products, scale));
+            }
+        }
+    }
+    #[inline(always)]
+    unsafe fn times_pairs<const N: usize>(
+        panels: &[Panel],
+        of: fn(&Panel) -> &[Pairs],
+        sums: [i32; N],
+        shift: i32,
+    ) -> __m512i {
+        let mut total = _mm512_setzero_si512();
+        for (k, pair) in sums.into_iter().enumerate() {
+            let factors = both(panels, |p| of(p)[k].as_ptr());
+            total = _mm512_dpwssd_epi32(total, factors, _mm512_set1_epi32(pair));
+        }
+        _mm512_sll_epi32(total, _mm_cvtsi32_si128(shift))
+    }
+    #[inline(always)]
+    unsafe fn close<T: Tile>(
+        total: __m512,
+        sums: __m512i,
+        offset: __m512i,
+        panels: &[Panel],
+        x: f32,
+    ) -> __m512 {
+        let d = _mm512_castsi512_ps(both(panels, |p| p.d.as_ptr()));
+        let scaled = if T::MINS {
+            let dmin = _mm512_castsi512_ps(both(panels, |p| p.dmin.as_ptr()));
+            let scaled = _mm512_mul_ps(d, _mm512_cvtepi32_ps(sums));
+            _mm512_fnmadd_ps(dmin, _mm512_cvtepi32_ps(offset), scaled)
+        } else {
+            _mm512_mul_ps(d, _mm512_cvtepi32_ps(_mm512_sub_epi32(sums, offset)))
+        };
+        _mm512_fmadd_ps(scaled, _mm512_set1_ps(x), total)
+    }
+    #[inline(always)]
+    unsafe fn store(total: __m512, values: &mut [f32; 16]) {
+        _mm512_storeu_ps(values.as_mut_ptr(), total);
+    }
+}
