@@ -2,6 +2,7 @@
 //! each 32.
 
 use std::arch::x86_64::*;
+use std::mem::offset_of;
 
 use super::common::{half, load, nibbles, signed_pairs, sum_floats, table};
 use super::isa::Isa;
@@ -112,6 +113,6 @@ impl Tile for Iq4Xs {
             return L::zero().0;
         }
         // Each scale is there twice, as are the sums of its 32 inputs.
-        L::times_pairs(panels, |panel| &panel.scales[..8], tile::pairs_of_sums(x), 7)
+        L::times_pairs(panels, offset_of!(Panel, scales), tile::pairs_of_sums(x), 7)
     }
 }

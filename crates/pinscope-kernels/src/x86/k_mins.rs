@@ -1,6 +1,7 @@
 //! Q4_K and Q5_K: blocks of 256 with a scale and a minimum for each 32.
 
 use std::arch::x86_64::*;
+use std::mem::offset_of;
 
 use super::common::{load, sum_floats, sums_of_32};
 use super::isa::Isa;
@@ -226,7 +227,7 @@ unsafe fn heads(panel: &mut Panel, r: usize, halves: *const u16, packed: [u8; 12
 unsafe fn minima<L: Lanes>(panels: &[Panel], x: &Q8K) -> L::Ints {
     let mut pairs = [0i32; 4];
     _mm_storeu_si128(pairs.as_mut_ptr().cast(), sums_of_32(&x.bsums));
-    L::times_pairs(panels, |panel| &panel.mins[..4], pairs, 0)
+    L::times_pairs(panels, offset_of!(Panel, mins), pairs, 0)
 }
 
 impl Tile for Q4K {

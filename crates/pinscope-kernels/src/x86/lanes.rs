@@ -1,16 +1,23 @@
 //! Rows of a tile side by side: eight with AVX2, sixteen with AVX-512.
 
 use std::arch::x86_64::*;
+use std::mem::offset_of;
 
 use super::common::load;
 use super::isa::{Avx2, Avx512};
-use super::tile::{Lanes, Pairs, Panel, Tile};
+use super::tile::{Lanes, Panel, Tile};
 use crate::blocks::Q8K;
 
 /// The inputs that are multiplied with weights `32 * i` to `32 * i + 31`.
 #[inline(always)]
 unsafe fn inputs(column: *const u8, block: usize, i: usize) -> *const i32 {
     (*column.cast::<Q8K>().add(block)).qs.as_ptr().add(32 * i).cast()
+}
+
+/// 32 bytes of the first panel, `place` bytes from its start.
+#[inline(always)]
+unsafe fn one(panels: &[Panel], place: usize) -> __m256i {
+    load(panels.as_ptr().cast::<u8>().add(place))
 }
 
 impl Lanes for Avx2 {
@@ -33,11 +40,10 @@ impl Lanes for Avx2 {
     ) {
         let mut q = [_mm256_setzero_si256(); 8];
         for (g, q) in q.iter_mut().enumerate() {
-            *q = load(panels[0].q[8 * i + g].as_ptr());
+            *q = one(panels, offset_of!(Panel, q) + 32 * (8 * i + g));
         }
-        let at = T::SCALES * i;
-        let scales = &panels[0].scales;
-        let scales = [load(scales[at].as_ptr()), load(scales[at + T::SCALES - 1].as_ptr())];
+        let at = offset_of!(Panel, scales) + 32 * T::SCALES * i;
+        let scales = [one(panels, at), one(panels, at + 32 * (T::SCALES - 1))];
         for (sum, &x) in sums.iter_mut().zip(columns) {
             let products = T::products(&q, scales, inputs(x, block, i));
             *sum = _mm256_add_epi32(*sum, products);
@@ -46,13 +52,14 @@ impl Lanes for Avx2 {
     #[inline(always)]
     unsafe fn times_pairs<const N: usize>(
         panels: &[Panel],
-        of: fn(&Panel) -> &[Pairs],
+        place: usize,
         sums: [i32; N],
         shift: i32,
     ) -> __m256i {
         let mut total = _mm256_setzero_si256();
-        for (factors, pair) in of(&panels[0]).iter().zip(sums) {
-            let products = _mm256_madd_epi16(load(factors.as_ptr()), _mm256_set1_epi32(pair));
+        for (k, pair) in sums.into_iter().enumerate() {
+            let factors = one(panels, place + 32 * k);
+            let products = _mm256_madd_epi16(factors, _mm256_set1_epi32(pair));
             total = _mm256_add_epi32(total, products);
         }
         _mm256_sll_epi32(total, _mm_cvtsi32_si128(shift))
@@ -65,9 +72,9 @@ impl Lanes for Avx2 {
         panels: &[Panel],
         x: f32,
     ) -> __m256 {
-        let d = _mm256_loadu_ps(panels[0].d.as_ptr());
+        let d = _mm256_castsi256_ps(one(panels, offset_of!(Panel, d)));
         let scaled = if T::MINS {
-            let dmin = _mm256_loadu_ps(panels[0].dmin.as_ptr());
+            let dmin = _mm256_castsi256_ps(one(panels, offset_of!(Panel, dmin)));
             let scaled = _mm256_mul_ps(d, _mm256_cvtepi32_ps(sums));
             _mm256_fnmadd_ps(dmin, _mm256_cvtepi32_ps(offset), scaled)
         } else {
@@ -81,11 +88,11 @@ impl Lanes for Avx2 {
     }
 }
 
-/// 32 bytes of each panel.
+/// 32 bytes of each panel, `place` bytes from its start.
 #[inline(always)]
-unsafe fn both<T>(panels: &[Panel], of: impl Fn(&Panel) -> *const T) -> __m512i {
-    let low = _mm512_castsi256_si512(load(of(&panels[0])));
-    _mm512_inserti64x4::<1>(low, load(of(&panels[1])))
+unsafe fn both(panels: &[Panel], place: usize) -> __m512i {
+    let low = _mm512_castsi256_si512(one(panels, place));
+    _mm512_inserti64x4::<1>(low, one(&panels[1..], place))
 }
 
 impl Lanes for Avx512 {
@@ -111,11 +118,11 @@ impl Lanes for Avx512 {
         let moved = _mm512_set1_epi8(if T::SIGNED { -128 } else { 0 });
         let (mut q, mut scales) = ([_mm512_setzero_si512(); 8], [_mm512_setzero_si512(); 2]);
         for (g, q) in q.iter_mut().enumerate() {
-            *q = _mm512_xor_si512(both(panels, |p| p.q[8 * i + g].as_ptr()), moved);
+            *q = _mm512_xor_si512(both(panels, offset_of!(Panel, q) + 32 * (8 * i + g)), moved);
         }
         for (s, scale) in scales.iter_mut().enumerate().take(T::SCALES) {
             // Of each scale, which is there twice, one with 32 bits.
-            let pair = both(panels, |p| p.scales[T::SCALES * i + s].as_ptr());
+            let pair = both(panels, offset_of!(Panel, scales) + 32 * (T::SCALES * i + s));
             *scale = _mm512_srai_epi32::<16>(pair);
         }
         for (sum, &x) in sums.iter_mut().zip(columns) {
@@ -134,13 +141,13 @@ impl Lanes for Avx512 {
     #[inline(always)]
     unsafe fn times_pairs<const N: usize>(
         panels: &[Panel],
-        of: fn(&Panel) -> &[Pairs],
+        place: usize,
         sums: [i32; N],
         shift: i32,
     ) -> __m512i {
         let mut total = _mm512_setzero_si512();
         for (k, pair) in sums.into_iter().enumerate() {
-            let factors = both(panels, |p| of(p)[k].as_ptr());
+            let factors = both(panels, place + 32 * k);
             total = _mm512_dpwssd_epi32(total, factors, _mm512_set1_epi32(pair));
         }
         _mm512_sll_epi32(total, _mm_cvtsi32_si128(shift))
@@ -153,9 +160,9 @@ impl Lanes for Avx512 {
         panels: &[Panel],
         x: f32,
     ) -> __m512 {
-        let d = _mm512_castsi512_ps(both(panels, |p| p.d.as_ptr()));
+        let d = _mm512_castsi512_ps(both(panels, offset_of!(Panel, d)));
         let scaled = if T::MINS {
-            let dmin = _mm512_castsi512_ps(both(panels, |p| p.dmin.as_ptr()));
+            let dmin = _mm512_castsi512_ps(both(panels, offset_of!(Panel, dmin)));
             let scaled = _mm512_mul_ps(d, _mm512_cvtepi32_ps(sums));
             _mm512_fnmadd_ps(dmin, _mm512_cvtepi32_ps(offset), scaled)
         } else {

@@ -1,6 +1,7 @@
 //! Q6_K: blocks of 256 with a scale for each 16.
 
 use std::arch::x86_64::*;
+use std::mem::offset_of;
 
 use super::common::{half, load, sum_floats};
 use super::isa::Isa;
@@ -149,6 +150,6 @@ impl Tile for Q6K {
     }
     #[inline(always)]
     unsafe fn offset<L: Lanes>(panels: &[Panel], x: &Q8K) -> L::Ints {
-        L::times_pairs(panels, |panel| &panel.mins, tile::pairs_of_sums(x), 5)
+        L::times_pairs(panels, offset_of!(Panel, mins), tile::pairs_of_sums(x), 5)
     }
 }

@@ -84,17 +84,18 @@ pub unsafe fn all<I: Isa, S: Steps, const R: usize>(p: &Product) {
 pub unsafe fn columns<I: Isa, S: Steps, const R: usize, const C: usize>(p: &Product, first: usize) {
     let mut row = p.rows.start;
     while row + R <= p.rows.end {
-        block::<I, S, R, C>(p, row, first);
+        I::block::<S, R, C>(p, row, first);
         row += R;
     }
     while row < p.rows.end {
-        block::<I, S, 1, C>(p, row, first);
+        I::block::<S, 1, C>(p, row, first);
         row += 1;
     }
 }
 
+/// `R` rows times `C` columns; to be inlined as [`columns`].
 #[inline(always)]
-unsafe fn block<I: Isa, S: Steps, const R: usize, const C: usize>(
+pub unsafe fn block<I: Isa, S: Steps, const R: usize, const C: usize>(
     p: &Product,
     row: usize,
     first: usize,

@@ -78,11 +78,11 @@ pub trait Lanes: Sized {
         columns: &[*const u8],
         block: usize,
     );
-    /// The panel's pairs times pairs of sums of 16 bits, summed up, times two
-    /// to the power of `shift`.
+    /// `N` of a panel's [`Pairs`], `place` bytes from its start, times pairs of
+    /// sums of 16 bits, summed up, times two to the power of `shift`.
     unsafe fn times_pairs<const N: usize>(
         panels: &[Panel],
-        of: fn(&Panel) -> &[Pairs],
+        place: usize,
         sums: [i32; N],
         shift: i32,
     ) -> Self::Ints;
