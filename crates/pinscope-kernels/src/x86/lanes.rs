@@ -126,13 +126,13 @@ impl Lanes for Avx512 {
             *scale = _mm512_srai_epi32::<16>(pair);
         }
         for (sum, &x) in sums.iter_mut().zip(columns) {
-            let x = inputs(x, block, i);
-            for (s, &scale) in scales.iter().enumerate().take(T::SCALES) {
+            let mut x = inputs(x, block, i);
+            for (q, &scale) in q.chunks_exact(8 / T::SCALES).zip(&scales) {
                 let mut products = _mm512_setzero_si512();
-                let groups = 8 / T::SCALES;
-                for g in groups * s..groups * (s + 1) {
-                    let four = _mm512_set1_epi32(x.add(g).read_unaligned());
-                    products = _mm512_dpbusd_epi32(products, q[g], four);
+                for &q in q {
+                    let four = _mm512_set1_epi32(x.read_unaligned());
+                    products = _mm512_dpbusd_epi32(products, q, four);
+                    x = x.add(1);
                 }
                 *sum = _mm512_add_epi32(*sum, _mm512_mullo_epi32(products, scale));
             }
