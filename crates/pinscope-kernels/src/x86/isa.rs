@@ -31,7 +31,8 @@ pub trait Isa: Lanes {
     /// [`rows::columns`] with the instruction set enabled.
     unsafe fn columns<S: Steps, const R: usize, const C: usize>(p: &Product, first: usize);
     /// [`rows::block`] with the instruction set enabled: a function of its own,
-    /// since compilers find better registers for it (Q8_0, four columns: 1.2 times).
+    /// as compilers may find better registers for it (IQ4_XS, four columns,
+    /// weights in the cache: 41.4 instead of 38.8 GMAC/s, one run on Zen 3).
     unsafe fn block<S: Steps, const R: usize, const C: usize>(
         p: &Product,
         row: usize,
