@@ -30,9 +30,8 @@ pub trait Isa: Lanes {
     unsafe fn dot2(sums: __m256i, a: __m256i, b: __m256i) -> __m256i;
     /// [`rows::columns`] with the instruction set enabled.
     unsafe fn columns<S: Steps, const R: usize, const C: usize>(p: &Product, first: usize);
-    /// [`rows::block`] with the instruction set enabled: a function of its own,
-    /// as compilers may find better registers for it (IQ4_XS, four columns,
-    /// weights in the cache: 41.4 instead of 38.8 GMAC/s, one run on Zen 3).
+    /// [`rows::block`] with the instruction set enabled: a function of its own.
+    /// Measurements could not tell it from one that is inlined always.
     unsafe fn block<S: Steps, const R: usize, const C: usize>(
         p: &Product,
         row: usize,
