@@ -8,6 +8,26 @@ use pinscope_kernels::{kernels_for, Order, WeightType};
 /// Blocks in a row: odd and even, one and many.
 const BLOCKS: [usize; 5] = [1, 2, 3, 8, 11];
 
+/// Linux says which instructions there are, and may be used.
+#[test]
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+fn the_widest_path_that_the_processor_has_comes_first() {
+    let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap();
+    let flags = cpu.lines().find(|l| l.starts_with("flags")).unwrap();
+    let has = |wanted: &[&str]| wanted.iter().all(|w| flags.split(' ').any(|f| f == *w));
+    let avx2 = has(&["avx2", "fma", "f16c"]);
+    let avx512 = avx2 && has(&["avx512f", "avx512bw", "avx512vl", "avx512_vnni"]);
+    let want = match (avx512, avx2) {
+        (true, _) => vec!["avx512", "avx2"],
+        (false, true) => vec!["avx2"],
+        _ => vec![],
+    };
+    for type_ in WeightType::ALL {
+        let paths: Vec<_> = kernels_for(type_).iter().map(|k| k.path()).collect();
+        assert_eq!(paths, want, "{type_:?}");
+    }
+}
+
 #[test]
 fn one_column_has_the_bits_of_vec_dot_for_any_number_of_rows() {
     for type_ in WeightType::ALL {
@@ -104,8 +124,6 @@ fn products_have_the_bits_of_mul_mat_id() {
 }
 
 proptest::proptest! {
-    #![proptest_config(proptest::test_runner::Config::with_cases(400))]
-
     #[test]
     fn any_shape_has_ggmls_bits(
         type_ in 0..WeightType::ALL.len(),

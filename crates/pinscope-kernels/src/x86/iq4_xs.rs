@@ -2,10 +2,12 @@
 //! each 32.
 
 use std::arch::x86_64::*;
+use std::mem::offset_of;
 
 use super::common::{half, load, nibbles, signed_pairs, sum_floats, table};
+use super::isa::Isa;
 use super::rows::Steps;
-use super::tile::{self, Panel, Tile};
+use super::tile::{self, Lanes, Panel, Tile};
 use crate::blocks::{self, iq4_xs_scales, Q8K};
 
 /// Weights and their scale.
@@ -52,17 +54,17 @@ impl Steps for Iq4Xs {
         (weights, _mm256_shuffle_epi8(row.1, _mm256_set1_epi16(at | (at + 1) << 8)))
     }
     #[inline(always)]
-    unsafe fn add(sums: __m256i, part: &Part, x: *const u8, j: usize) -> __m256i {
+    unsafe fn add<I: Isa>(sums: __m256i, part: &Part, x: *const u8, j: usize) -> __m256i {
         let x = load((*x.cast::<Q8K>()).qs.as_ptr().add(32 * j));
         let pairs = signed_pairs(_mm256_abs_epi8(part.0), part.0, x);
-        _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, part.1))
+        I::dot2(sums, pairs, part.1)
     }
     #[inline(always)]
     unsafe fn close(total: __m256, sums: __m256i, row: &Row, column: &f32) -> __m256 {
         _mm256_fmadd_ps(_mm256_set1_ps(row.0 * column), _mm256_cvtepi32_ps(sums), total)
     }
     #[inline(always)]
-    unsafe fn finish(total: __m256, _: Option<(*const u8, *const u8)>) -> f32 {
+    unsafe fn finish<I: Isa>(total: __m256, _: Option<(*const u8, *const u8)>) -> f32 {
         sum_floats(total)
     }
 }
@@ -71,6 +73,7 @@ impl Tile for Iq4Xs {
     const BYTES: usize = size_of::<blocks::Iq4Xs>();
     const SCALES: usize = 1;
     const MINS: bool = false;
+    const SIGNED: bool = true;
 
     #[inline(always)]
     unsafe fn unpack(panel: &mut Panel, rows: &[*const u8; 8]) {
@@ -105,7 +108,11 @@ impl Tile for Iq4Xs {
         sums
     }
     #[inline(always)]
-    unsafe fn offset(_: &Panel, _: &Q8K) -> __m256i {
-        _mm256_setzero_si256()
+    unsafe fn offset<L: Lanes>(panels: &[Panel], x: &Q8K) -> L::Ints {
+        if !L::UNSIGNED {
+            return L::zero().0;
+        }
+        // Each scale is there twice, as are the sums of its 32 inputs.
+        L::times_pairs(panels, offset_of!(Panel, scales), tile::pairs_of_sums(x), 7)
     }
 }

@@ -1,10 +1,12 @@
 //! Q4_K and Q5_K: blocks of 256 with a scale and a minimum for each 32.
 
 use std::arch::x86_64::*;
+use std::mem::offset_of;
 
 use super::common::{load, sum_floats, sums_of_32};
+use super::isa::Isa;
 use super::rows::Steps;
-use super::tile::{self, Panel, Tile};
+use super::tile::{self, Lanes, Panel, Tile};
 use crate::blocks::{self, scales_and_mins, Q8K};
 
 /// A block's scales.
@@ -65,13 +67,11 @@ unsafe fn scale(scales: __m256i, i: usize) -> __m256i {
 }
 
 #[inline(always)]
-unsafe fn add(sums: __m256i, part: &Part, x: *const u8, j: usize) -> __m256i {
+unsafe fn add<I: Isa>(sums: __m256i, part: &Part, x: *const u8, j: usize) -> __m256i {
     let x = (*x.cast::<Q8K>()).qs.as_ptr().add(64 * j);
     let low = _mm256_maddubs_epi16(part.q[0], load(x));
     let high = _mm256_maddubs_epi16(part.q[1], load(x.add(32)));
-    let low = _mm256_madd_epi16(part.scales[0], low);
-    let high = _mm256_madd_epi16(part.scales[1], high);
-    _mm256_add_epi32(sums, _mm256_add_epi32(low, high))
+    I::dot2(I::dot2(sums, part.scales[0], low), part.scales[1], high)
 }
 
 #[inline(always)]
@@ -116,8 +116,8 @@ impl Steps for Q4K {
         }
     }
     #[inline(always)]
-    unsafe fn add(sums: __m256i, part: &Part, x: *const u8, j: usize) -> __m256i {
-        add(sums, part, x, j)
+    unsafe fn add<I: Isa>(sums: __m256i, part: &Part, x: *const u8, j: usize) -> __m256i {
+        add::<I>(sums, part, x, j)
     }
     #[inline(always)]
     unsafe fn close(total: Q4Total, sums: __m256i, row: &Row, column: &Column) -> Q4Total {
@@ -128,7 +128,7 @@ impl Steps for Q4K {
         )
     }
     #[inline(always)]
-    unsafe fn finish(total: Q4Total, _: Option<(*const u8, *const u8)>) -> f32 {
+    unsafe fn finish<I: Isa>(total: Q4Total, _: Option<(*const u8, *const u8)>) -> f32 {
         let mins = _mm_add_ps(total.1, _mm_movehl_ps(total.1, total.1));
         let mins = _mm_add_ss(mins, _mm_movehdup_ps(mins));
         sum_floats(total.0) + _mm_cvtss_f32(mins)
@@ -189,8 +189,8 @@ impl Steps for Q5K {
         }
     }
     #[inline(always)]
-    unsafe fn add(sums: __m256i, part: &Part, x: *const u8, j: usize) -> __m256i {
-        add(sums, part, x, j)
+    unsafe fn add<I: Isa>(sums: __m256i, part: &Part, x: *const u8, j: usize) -> __m256i {
+        add::<I>(sums, part, x, j)
     }
     #[inline(always)]
     unsafe fn close(total: Q5Total, sums: __m256i, row: &Row, column: &Column) -> Q5Total {
@@ -203,7 +203,7 @@ impl Steps for Q5K {
         Q5Total(scaled(total.0, sums, row, column), mins)
     }
     #[inline(always)]
-    unsafe fn finish(total: Q5Total, _: Option<(*const u8, *const u8)>) -> f32 {
+    unsafe fn finish<I: Isa>(total: Q5Total, _: Option<(*const u8, *const u8)>) -> f32 {
         sum_floats(total.0) + total.1
     }
 }
@@ -224,16 +224,17 @@ unsafe fn heads(panel: &mut Panel, r: usize, halves: *const u16, packed: [u8; 12
 
 /// Sums of minima times sums of inputs.
 #[inline(always)]
-unsafe fn minima(panel: &Panel, x: &Q8K) -> __m256i {
+unsafe fn minima<L: Lanes>(panels: &[Panel], x: &Q8K) -> L::Ints {
     let mut pairs = [0i32; 4];
     _mm_storeu_si128(pairs.as_mut_ptr().cast(), sums_of_32(&x.bsums));
-    tile::times_pairs(&panel.mins[..4], &pairs)
+    L::times_pairs(panels, offset_of!(Panel, mins), pairs, 0)
 }
 
 impl Tile for Q4K {
     const BYTES: usize = size_of::<blocks::Q4K>();
     const SCALES: usize = 1;
     const MINS: bool = true;
+    const SIGNED: bool = false;
 
     #[inline(always)]
     unsafe fn unpack(panel: &mut Panel, rows: &[*const u8; 8]) {
@@ -260,8 +261,8 @@ impl Tile for Q4K {
         _mm256_madd_epi16(scales[0], sums)
     }
     #[inline(always)]
-    unsafe fn offset(panel: &Panel, x: &Q8K) -> __m256i {
-        minima(panel, x)
+    unsafe fn offset<L: Lanes>(panels: &[Panel], x: &Q8K) -> L::Ints {
+        minima::<L>(panels, x)
     }
 }
 
@@ -269,6 +270,7 @@ impl Tile for Q5K {
     const BYTES: usize = size_of::<blocks::Q5K>();
     const SCALES: usize = 1;
     const MINS: bool = true;
+    const SIGNED: bool = false;
 
     #[inline(always)]
     unsafe fn unpack(panel: &mut Panel, rows: &[*const u8; 8]) {
@@ -298,7 +300,7 @@ impl Tile for Q5K {
         _mm256_add_epi32(low, _mm256_madd_epi16(scales[0], sums[1]))
     }
     #[inline(always)]
-    unsafe fn offset(panel: &Panel, x: &Q8K) -> __m256i {
-        minima(panel, x)
+    unsafe fn offset<L: Lanes>(panels: &[Panel], x: &Q8K) -> L::Ints {
+        minima::<L>(panels, x)
     }
 }

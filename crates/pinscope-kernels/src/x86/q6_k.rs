@@ -1,10 +1,12 @@
 //! Q6_K: blocks of 256 with a scale for each 16.
 
 use std::arch::x86_64::*;
+use std::mem::offset_of;
 
 use super::common::{half, load, sum_floats};
+use super::isa::Isa;
 use super::rows::Steps;
-use super::tile::{self, Panel, Tile};
+use super::tile::{self, Lanes, Panel, Tile};
 use crate::blocks::{self, Q8K};
 
 /// A block's scales.
@@ -87,11 +89,11 @@ impl Steps for Q6K {
         Part { q, scales }
     }
     #[inline(always)]
-    unsafe fn add(mut sums: __m256i, part: &Part, x: *const u8, j: usize) -> __m256i {
+    unsafe fn add<I: Isa>(mut sums: __m256i, part: &Part, x: *const u8, j: usize) -> __m256i {
         let x = (*x.cast::<Q8K>()).qs.as_ptr().add(128 * j);
         for i in 0..4 {
             let pairs = _mm256_maddubs_epi16(part.q[i], load(x.add(32 * i)));
-            sums = _mm256_add_epi32(sums, _mm256_madd_epi16(part.scales[i], pairs));
+            sums = I::dot2(sums, part.scales[i], pairs);
         }
         sums
     }
@@ -103,7 +105,7 @@ impl Steps for Q6K {
         _mm256_fmadd_ps(_mm256_set1_ps(column.0 * row.d), sums, total)
     }
     #[inline(always)]
-    unsafe fn finish(total: __m256, _: Option<(*const u8, *const u8)>) -> f32 {
+    unsafe fn finish<I: Isa>(total: __m256, _: Option<(*const u8, *const u8)>) -> f32 {
         sum_floats(total)
     }
 }
@@ -112,6 +114,7 @@ impl Tile for Q6K {
     const BYTES: usize = size_of::<blocks::Q6K>();
     const SCALES: usize = 2;
     const MINS: bool = false;
+    const SIGNED: bool = false;
 
     #[inline(always)]
     unsafe fn unpack(panel: &mut Panel, rows: &[*const u8; 8]) {
@@ -146,8 +149,7 @@ impl Tile for Q6K {
         sums
     }
     #[inline(always)]
-    unsafe fn offset(panel: &Panel, x: &Q8K) -> __m256i {
-        let pairs = x.bsums.as_ptr().cast::<[i32; 8]>().read_unaligned();
-        _mm256_slli_epi32::<5>(tile::times_pairs(&panel.mins, &pairs))
+    unsafe fn offset<L: Lanes>(panels: &[Panel], x: &Q8K) -> L::Ints {
+        L::times_pairs(panels, offset_of!(Panel, mins), tile::pairs_of_sums(x), 5)
     }
 }

@@ -3,6 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::common;
+use super::isa::Isa;
 use crate::Product;
 
 /// How weights of one type are multiplied, a step (one or two blocks) at a time.
@@ -31,7 +32,12 @@ pub trait Steps {
     unsafe fn column(x: *const u8) -> Self::Column;
     unsafe fn part(w: *const u8, row: &Self::Row, j: usize) -> Self::Part;
     /// Adds the products of part `j` with the input's step `x`.
-    unsafe fn add(sums: Self::Sums, part: &Self::Part, x: *const u8, j: usize) -> Self::Sums;
+    unsafe fn add<I: Isa>(
+        sums: Self::Sums,
+        part: &Self::Part,
+        x: *const u8,
+        j: usize,
+    ) -> Self::Sums;
     /// Adds a step's integer sums to the totals.
     unsafe fn close(
         total: Self::Total,
@@ -41,7 +47,7 @@ pub trait Steps {
     ) -> Self::Total;
     /// The result; `rest` is the place of weights and inputs after the last
     /// step, where half a step remains.
-    unsafe fn finish(total: Self::Total, rest: Option<(*const u8, *const u8)>) -> f32;
+    unsafe fn finish<I: Isa>(total: Self::Total, rest: Option<(*const u8, *const u8)>) -> f32;
 }
 
 /// Rows between the one in work and the one that is asked for, with one column.
@@ -56,39 +62,44 @@ const ROWS_AHEAD: usize = 3;
 /// from step to step.
 ///
 /// # Safety
-/// As for [`crate::Kernel::multiply`], on a processor with AVX2, FMA and F16C.
-#[target_feature(enable = "avx2,fma,f16c")]
-pub unsafe fn all<S: Steps, const R: usize>(p: &Product) {
+/// As for [`crate::Kernel::multiply`], on a processor with this instruction set.
+pub unsafe fn all<I: Isa, S: Steps, const R: usize>(p: &Product) {
     let mut c = 0;
     while p.columns.len() - c >= 4 {
-        columns::<S, R, 4>(p, c);
+        I::columns::<S, R, 4>(p, c);
         c += 4;
     }
     match p.columns.len() - c {
-        3 => columns::<S, R, 3>(p, c),
-        2 => columns::<S, R, 2>(p, c),
-        1 => columns::<S, 1, 1>(p, c),
+        3 => I::columns::<S, R, 3>(p, c),
+        2 => I::columns::<S, R, 2>(p, c),
+        1 => I::columns::<S, 1, 1>(p, c),
         _ => {}
     }
 }
 
-/// All rows times `C` columns from column `c` on, `R` rows at a time.
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn columns<S: Steps, const R: usize, const C: usize>(p: &Product, c: usize) {
+/// All rows times `C` columns from column `first` on, `R` rows at a time. Must
+/// be inlined into a function that enables the instruction set, as
+/// [`Isa::columns`] does.
+#[inline(always)]
+pub unsafe fn columns<I: Isa, S: Steps, const R: usize, const C: usize>(p: &Product, first: usize) {
     let mut row = p.rows.start;
     while row + R <= p.rows.end {
-        block::<S, R, C>(p, row, c);
+        I::block::<S, R, C>(p, row, first);
         row += R;
     }
     while row < p.rows.end {
-        block::<S, 1, C>(p, row, c);
+        I::block::<S, 1, C>(p, row, first);
         row += 1;
     }
 }
 
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn block<S: Steps, const R: usize, const C: usize>(p: &Product, row: usize, first: usize) {
+/// `R` rows times `C` columns; to be inlined as [`columns`].
+#[inline(always)]
+pub unsafe fn block<I: Isa, S: Steps, const R: usize, const C: usize>(
+    p: &Product,
+    row: usize,
+    first: usize,
+) {
     let mut w = [p.weights.wrapping_add(row * p.row_bytes); R];
     for (r, w) in w.iter_mut().enumerate() {
         *w = w.wrapping_add(r * p.row_bytes);
@@ -114,7 +125,7 @@ unsafe fn block<S: Steps, const R: usize, const C: usize>(p: &Product, row: usiz
             }
             for c in 0..C {
                 for r in 0..R {
-                    sums[r][c] = S::add(sums[r][c], &parts[r], x[c], j);
+                    sums[r][c] = S::add::<I>(sums[r][c], &parts[r], x[c], j);
                 }
             }
         }
@@ -134,7 +145,8 @@ unsafe fn block<S: Steps, const R: usize, const C: usize>(p: &Product, row: usiz
     let half = !p.n_in.is_multiple_of(S::LEN);
     for c in 0..C {
         for r in 0..R {
-            *p.out[first + c].add(row + r) = S::finish(total[r][c], half.then_some((w[r], x[c])));
+            *p.out[first + c].add(row + r) =
+                S::finish::<I>(total[r][c], half.then_some((w[r], x[c])));
         }
     }
 }

@@ -2,7 +2,8 @@
 
 use std::arch::x86_64::*;
 
-use super::common::{halves, load, nibbles, signed_pairs, sum_floats, table};
+use super::common::{halves, load, nibbles, sum_floats, table};
+use super::isa::Isa;
 use super::rows::Steps;
 use crate::blocks;
 
@@ -16,9 +17,9 @@ unsafe fn part_of(weights: __m256i) -> Part {
 
 /// Sums of four products each.
 #[inline(always)]
-unsafe fn products(part: &Part, x: *const u8) -> __m256i {
+unsafe fn products<I: Isa>(part: &Part, x: *const u8) -> __m256i {
     let x = load((*x.cast::<blocks::Q8_0>()).qs.as_ptr());
-    _mm256_madd_epi16(signed_pairs(part.0, part.1, x), _mm256_set1_epi16(1))
+    I::dot4(_mm256_setzero_si256(), part.0, _mm256_sign_epi8(x, part.1))
 }
 
 #[inline(always)]
@@ -62,15 +63,15 @@ macro_rules! one_block {
                 part_of($unpack(&*w.cast::<blocks::$type_>()))
             }
             #[inline(always)]
-            unsafe fn add(_: __m256i, part: &Part, x: *const u8, _: usize) -> __m256i {
-                products(part, x)
+            unsafe fn add<I: Isa>(_: __m256i, part: &Part, x: *const u8, _: usize) -> __m256i {
+                products::<I>(part, x)
             }
             #[inline(always)]
             unsafe fn close(total: __m256, sums: __m256i, row: &__m256, column: &__m256) -> __m256 {
                 scaled(total, sums, *row, *column)
             }
             #[inline(always)]
-            unsafe fn finish(total: __m256, _: Option<(*const u8, *const u8)>) -> f32 {
+            unsafe fn finish<I: Isa>(total: __m256, _: Option<(*const u8, *const u8)>) -> f32 {
                 sum_floats(total)
             }
         }
@@ -135,8 +136,8 @@ impl Steps for Mxfp4 {
         Self::unpack(w.add(j * HALF_STEP))
     }
     #[inline(always)]
-    unsafe fn add(mut sums: Self::Sums, part: &Part, x: *const u8, j: usize) -> Self::Sums {
-        sums[j] = products(part, x.add(j * INPUT_BLOCK));
+    unsafe fn add<I: Isa>(mut sums: Self::Sums, part: &Part, x: *const u8, j: usize) -> Self::Sums {
+        sums[j] = products::<I>(part, x.add(j * INPUT_BLOCK));
         sums
     }
     #[inline(always)]
@@ -149,10 +150,10 @@ impl Steps for Mxfp4 {
         [scaled(total[0], sums[0], row[0], column[0]), scaled(total[1], sums[1], row[1], column[1])]
     }
     #[inline(always)]
-    unsafe fn finish(total: Self::Total, rest: Option<(*const u8, *const u8)>) -> f32 {
+    unsafe fn finish<I: Isa>(total: Self::Total, rest: Option<(*const u8, *const u8)>) -> f32 {
         let sum = sum_floats(_mm256_add_ps(total[0], total[1]));
         let Some((w, x)) = rest else { return sum };
-        let sums = products(&Self::unpack(w), x);
+        let sums = products::<I>(&Self::unpack(w), x);
         let sums = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256::<1>(sums));
         let sums = _mm_hadd_epi32(sums, sums);
         let integer = _mm_cvtsi128_si32(_mm_hadd_epi32(sums, sums));

@@ -1,6 +1,6 @@
 //! Products in the order of ggml's tiled kernel: one sum a result, to which a
-//! block adds its exact integer sum. So eight rows can lie side by side in
-//! the lanes of a register: they are unpacked into a panel, which is then
+//! block adds its exact integer sum. So rows can lie side by side in the lanes
+//! of a register: eight are unpacked into a panel, one or two panels are then
 //! multiplied with all columns, and no lanes are summed up at the end.
 
 use std::arch::x86_64::*;
@@ -10,18 +10,18 @@ use crate::blocks::Q8K;
 use crate::Product;
 
 /// Columns that are multiplied with a panel before the next block of rows is
-/// unpacked: their block and the panel fit in the first cache.
+/// unpacked: their block and the panels fit in the first cache.
 const COLUMNS: usize = 48;
 
 /// A block of each of eight rows.
 #[repr(C, align(32))]
 pub struct Panel {
     /// Four weights of each row, in order; unsigned unless the type says else.
-    q: [[u8; 32]; 64],
+    pub q: [[u8; 32]; 64],
     /// Scales in order, each twice.
-    pub scales: [[[i16; 2]; 8]; 16],
+    pub scales: [Pairs; 16],
     /// What the sums of inputs are multiplied with, in pairs.
-    pub mins: [[[i16; 2]; 8]; 8],
+    pub mins: [Pairs; 8],
     pub d: [f32; 8],
     pub dmin: [f32; 8],
 }
@@ -34,6 +34,9 @@ impl Panel {
     }
 }
 
+/// Two numbers for each of eight rows.
+pub type Pairs = [[i16; 2]; 8];
+
 /// How weights of one type are laid out in a panel and multiplied.
 pub trait Tile {
     /// Bytes of a block.
@@ -43,12 +46,55 @@ pub trait Tile {
     /// Whether a block has minima with a scale of their own; otherwise
     /// [`Tile::offset`] is subtracted from the sums.
     const MINS: bool;
+    /// Whether weights in a panel are signed.
+    const SIGNED: bool;
 
     unsafe fn unpack(panel: &mut Panel, rows: &[*const u8; 8]);
     /// Scaled sums of 32 products: four at a time in `q` times those at `x`.
     unsafe fn products(q: &[__m256i; 8], scales: [__m256i; 2], x: *const i32) -> __m256i;
     /// What comes from the sums of inputs.
-    unsafe fn offset(panel: &Panel, x: &Q8K) -> __m256i;
+    unsafe fn offset<L: Lanes>(panels: &[Panel], x: &Q8K) -> L::Ints;
+}
+
+/// Rows side by side, one in each lane of a register.
+pub trait Lanes: Sized {
+    /// How many panels lie side by side.
+    const PANELS: usize;
+    /// Whether [`Lanes::multiply`] takes signed weights as 128 too large, which
+    /// [`Tile::offset`] must make good.
+    const UNSIGNED: bool;
+    /// An integer of each row.
+    type Ints: Copy;
+    /// A floating-point number of each row.
+    type Floats: Copy;
+
+    unsafe fn zero() -> (Self::Ints, Self::Floats);
+    /// Adds to each column's sums the scaled products of weights `32 * i` to
+    /// `32 * i + 31` with the column's block.
+    unsafe fn multiply<T: Tile>(
+        sums: &mut [Self::Ints],
+        panels: &[Panel],
+        i: usize,
+        columns: &[*const u8],
+        block: usize,
+    );
+    /// `N` of a panel's [`Pairs`], `place` bytes from its start, times pairs of
+    /// sums of 16 bits, summed up, times two to the power of `shift`.
+    unsafe fn times_pairs<const N: usize>(
+        panels: &[Panel],
+        place: usize,
+        sums: [i32; N],
+        shift: i32,
+    ) -> Self::Ints;
+    /// Adds a block's sums to the totals; `x` is the scale of its inputs.
+    unsafe fn close<T: Tile>(
+        total: Self::Floats,
+        sums: Self::Ints,
+        offset: Self::Ints,
+        panels: &[Panel],
+        x: f32,
+    ) -> Self::Floats;
+    unsafe fn store(total: Self::Floats, values: &mut [f32; 16]);
 }
 
 /// Products of unsigned weights with the same four inputs in each row, in pairs.
@@ -57,15 +103,10 @@ pub unsafe fn pairs(q: __m256i, x: *const i32) -> __m256i {
     _mm256_maddubs_epi16(q, _mm256_set1_epi32(x.read_unaligned()))
 }
 
-/// Pairs of 16 bits times pairs of sums, summed up.
+/// A block's sums of 16 inputs, in pairs.
 #[inline(always)]
-pub unsafe fn times_pairs(mins: &[[[i16; 2]; 8]], sums: &[i32]) -> __m256i {
-    let mut total = _mm256_setzero_si256();
-    for (mins, &pair) in mins.iter().zip(sums) {
-        let product = _mm256_madd_epi16(load(mins.as_ptr()), _mm256_set1_epi32(pair));
-        total = _mm256_add_epi32(total, product);
-    }
-    total
+pub unsafe fn pairs_of_sums(x: &Q8K) -> [i32; 8] {
+    x.bsums.as_ptr().cast::<[i32; 8]>().read_unaligned()
 }
 
 /// 32 bytes of each row from `offset` on; result `i` has bytes `4 * i` to
@@ -95,72 +136,62 @@ pub unsafe fn transposed(rows: &[*const u8; 8], offset: usize) -> [__m256i; 8] {
     s
 }
 
-/// All rows times all columns.
-///
-/// # Safety
-/// As for [`crate::Kernel::multiply`], on a processor with AVX2, FMA and F16C.
-#[target_feature(enable = "avx2,fma,f16c")]
-pub unsafe fn run<T: Tile>(p: &Product) {
-    let mut panel = std::mem::MaybeUninit::<Panel>::zeroed().assume_init();
+/// All rows times all columns. Must be inlined into a function that enables
+/// the instruction set, as [`super::isa::Isa::tiles`] does.
+#[inline(always)]
+pub unsafe fn run<L: Lanes, T: Tile>(p: &Product) {
+    let mut panels = std::mem::MaybeUninit::<[Panel; 2]>::zeroed().assume_init();
     let mut row = p.rows.start;
     while row < p.rows.end {
         for first in (0..p.columns.len()).step_by(COLUMNS) {
             let n = COLUMNS.min(p.columns.len() - first);
-            rows::<T>(p, row, first, n, &mut panel);
+            rows::<L, T>(p, row, first, n, &mut panels[..L::PANELS]);
         }
-        row += 8;
+        row += 8 * L::PANELS;
     }
 }
 
-/// Up to eight rows times `n` columns from `first` on.
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn rows<T: Tile>(p: &Product, row: usize, first: usize, n: usize, panel: &mut Panel) {
-    let n_rows = (p.rows.end - row).min(8);
-    let mut w = [p.weights; 8];
-    for (r, w) in w.iter_mut().enumerate() {
+/// Up to eight rows a panel times `n` columns from `first` on.
+#[inline(always)]
+unsafe fn rows<L: Lanes, T: Tile>(
+    p: &Product,
+    row: usize,
+    first: usize,
+    n: usize,
+    panels: &mut [Panel],
+) {
+    let n_rows = (p.rows.end - row).min(8 * L::PANELS);
+    let mut w = [[p.weights; 8]; 2];
+    for (r, w) in w.as_flattened_mut().iter_mut().enumerate() {
         // Rows that are missing are computed as the last one, and dropped.
         *w = w.add((row + r.min(n_rows - 1)) * p.row_bytes);
     }
     let columns = &p.columns[first..first + n];
-    let mut totals = [_mm256_setzero_ps(); COLUMNS];
+    let (no_sums, no_total) = L::zero();
+    let mut totals = [no_total; COLUMNS];
     for block in 0..p.n_in / 256 {
-        T::unpack(panel, &w);
-        for w in &mut w {
-            if first == 0 {
-                prefetch(w.wrapping_add(8 * p.row_bytes), T::BYTES);
+        for (panel, w) in panels.iter_mut().zip(&mut w) {
+            T::unpack(panel, w);
+            for w in w {
+                if first == 0 {
+                    prefetch(w.wrapping_add(8 * L::PANELS * p.row_bytes), T::BYTES);
+                }
+                *w = w.wrapping_add(T::BYTES);
             }
-            *w = w.wrapping_add(T::BYTES);
         }
-        let mut sums = [_mm256_setzero_si256(); COLUMNS];
+        let mut sums = [no_sums; COLUMNS];
         for i in 0..8 {
-            let mut q = [_mm256_setzero_si256(); 8];
-            for (g, q) in q.iter_mut().enumerate() {
-                *q = load(panel.q[8 * i + g].as_ptr());
-            }
-            let at = T::SCALES * i;
-            let scales =
-                [load(panel.scales[at].as_ptr()), load(panel.scales[at + T::SCALES - 1].as_ptr())];
-            for (sum, x) in sums.iter_mut().zip(columns) {
-                let x = (*x.cast::<Q8K>().add(block)).qs.as_ptr().add(32 * i);
-                *sum = _mm256_add_epi32(*sum, T::products(&q, scales, x.cast()));
-            }
+            L::multiply::<T>(&mut sums[..n], panels, i, columns, block);
         }
-        let (d, dmin) = (_mm256_loadu_ps(panel.d.as_ptr()), _mm256_loadu_ps(panel.dmin.as_ptr()));
-        for ((total, sum), x) in totals.iter_mut().zip(&sums).zip(columns) {
+        for ((total, &sums), x) in totals.iter_mut().zip(&sums).zip(columns) {
             let x = &*x.cast::<Q8K>().add(block);
-            let offset = T::offset(panel, x);
-            let scaled = if T::MINS {
-                let scaled = _mm256_mul_ps(d, _mm256_cvtepi32_ps(*sum));
-                _mm256_fnmadd_ps(dmin, _mm256_cvtepi32_ps(offset), scaled)
-            } else {
-                _mm256_mul_ps(d, _mm256_cvtepi32_ps(_mm256_sub_epi32(*sum, offset)))
-            };
-            *total = _mm256_fmadd_ps(scaled, _mm256_set1_ps(x.d), *total);
+            let offset = T::offset::<L>(panels, x);
+            *total = L::close::<T>(*total, sums, offset, panels, x.d);
         }
     }
-    for (total, out) in totals.iter().zip(&p.out[first..first + n]) {
-        let mut values = [0f32; 8];
-        _mm256_storeu_ps(values.as_mut_ptr(), *total);
+    for (&total, out) in totals.iter().zip(&p.out[first..first + n]) {
+        let mut values = [0f32; 16];
+        L::store(total, &mut values);
         std::ptr::copy_nonoverlapping(values.as_ptr(), out.add(row), n_rows);
     }
 }
