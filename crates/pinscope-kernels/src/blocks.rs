@@ -81,8 +81,8 @@ pub const IQ4: [i8; 16] =
 /// Half of the power of two that an MXFP4 block's exponent means: [`FP4`] has
 /// twice the values. ggml's `e8m0_to_fp32_half`.
 #[inline(always)]
-pub fn e8m0_half(e: u8) -> f32 {
-    let bits = if e < 2 { 0x0020_0000 << e } else { (u32::from(e) - 1) << 23 };
+pub const fn e8m0_half(e: u8) -> f32 {
+    let bits = if e < 2 { 0x0020_0000 << e } else { (e as u32 - 1) << 23 };
     f32::from_bits(bits)
 }
 

@@ -46,13 +46,13 @@ pub fn kernels_for(type_: WeightType) -> Vec<Kernel> {
 
 fn kernel<I: Isa>(type_: WeightType) -> Kernel {
     let (vec_dot, tiled): (Run, Option<Run>) = match type_ {
-        WeightType::Q4_0 => (rows::all::<I, small::Q4_0, 4>, None),
-        WeightType::Q8_0 => (rows::all::<I, small::Q8_0, 4>, None),
-        WeightType::Mxfp4 => (rows::all::<I, small::Mxfp4, 4>, None),
-        WeightType::Q4K => (rows::all::<I, k_mins::Q4K, 2>, Some(I::tiles::<k_mins::Q4K>)),
-        WeightType::Q5K => (rows::all::<I, k_mins::Q5K, 2>, Some(I::tiles::<k_mins::Q5K>)),
-        WeightType::Q6K => (rows::all::<I, q6_k::Q6K, 2>, Some(I::tiles::<q6_k::Q6K>)),
-        WeightType::Iq4Xs => (rows::all::<I, iq4_xs::Iq4Xs, 2>, Some(I::tiles::<iq4_xs::Iq4Xs>)),
+        WeightType::Q4_0 => (rows::all::<I, small::Q4_0, 4, 2>, None),
+        WeightType::Q8_0 => (rows::all::<I, small::Q8_0, 4, 1>, None),
+        WeightType::Mxfp4 => (rows::all::<I, small::Mxfp4, 4, 4>, None),
+        WeightType::Q4K => (rows::all::<I, k_mins::Q4K, 2, 1>, Some(I::tiles::<k_mins::Q4K>)),
+        WeightType::Q5K => (rows::all::<I, k_mins::Q5K, 2, 1>, Some(I::tiles::<k_mins::Q5K>)),
+        WeightType::Q6K => (rows::all::<I, q6_k::Q6K, 2, 1>, Some(I::tiles::<q6_k::Q6K>)),
+        WeightType::Iq4Xs => (rows::all::<I, iq4_xs::Iq4Xs, 2, 1>, Some(I::tiles::<iq4_xs::Iq4Xs>)),
     };
     Kernel { type_, path: I::NAME, vec_dot, tiled }
 }

@@ -50,20 +50,21 @@ pub trait Steps {
     unsafe fn finish<I: Isa>(total: Self::Total, rest: Option<(*const u8, *const u8)>) -> f32;
 }
 
-/// Rows between the one in work and the one that is asked for, with one column.
-/// Such products wait for memory, and one row after the other with requests
-/// three rows ahead is what the processor's own prefetcher likes best: two or
-/// four rows at once, which save loads of the input, gave 0.7 to 0.95 of the
+/// Rows between those in work and those that are asked for, with one column.
+/// Blocks of 256 and Q8_0 wait for memory then, and one row after the other with
+/// requests three rows ahead is what the processor's own prefetcher likes best: two
+/// or four rows at once, which save loads of the input, gave 0.7 to 0.95 of the
 /// bandwidth (two threads, 2 x Zen 3). The input stays in the first cache.
 const ROWS_AHEAD: usize = 3;
 
 /// All rows times all columns. Of several columns four at a time, with `R` rows:
 /// two for blocks of 256, four for blocks of 32, whose sums need no registers
-/// from step to step.
+/// from step to step. A single one with `ONE` rows: one where memory is what is
+/// waited for, more for 4 bits in blocks of 32, where it is arithmetic.
 ///
 /// # Safety
 /// As for [`crate::Kernel::multiply`], on a processor with this instruction set.
-pub unsafe fn all<I: Isa, S: Steps, const R: usize>(p: &Product) {
+pub unsafe fn all<I: Isa, S: Steps, const R: usize, const ONE: usize>(p: &Product) {
     let mut c = 0;
     while p.columns.len() - c >= 4 {
         I::columns::<S, R, 4>(p, c);
@@ -72,7 +73,7 @@ pub unsafe fn all<I: Isa, S: Steps, const R: usize>(p: &Product) {
     match p.columns.len() - c {
         3 => I::columns::<S, R, 3>(p, c),
         2 => I::columns::<S, R, 2>(p, c),
-        1 => I::columns::<S, 1, 1>(p, c),
+        1 => I::columns::<S, ONE, 1>(p, c),
         _ => {}
     }
 }

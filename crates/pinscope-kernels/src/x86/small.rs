@@ -7,19 +7,22 @@ use super::isa::Isa;
 use super::rows::Steps;
 use crate::blocks;
 
-/// Unpacked weights: absolute values, and the weights for their signs.
-pub type Part = (__m256i, __m256i);
-
+/// Products of 32 signed weights, sums of four each.
 #[inline(always)]
-unsafe fn part_of(weights: __m256i) -> Part {
-    (_mm256_abs_epi8(weights), weights)
+unsafe fn signed<I: Isa>(weights: __m256i, x: *const u8) -> __m256i {
+    let x = load((*x.cast::<blocks::Q8_0>()).qs.as_ptr());
+    let zero = _mm256_setzero_si256();
+    I::dot4(zero, _mm256_abs_epi8(weights), _mm256_sign_epi8(x, weights))
 }
 
-/// Sums of four products each.
+/// The same of weights that were raised `by` so much that none is negative.
+/// What that adds depends on the input alone: for several rows it is
+/// computed once.
 #[inline(always)]
-unsafe fn products<I: Isa>(part: &Part, x: *const u8) -> __m256i {
+unsafe fn raised<I: Isa>(weights: __m256i, by: i8, x: *const u8) -> __m256i {
     let x = load((*x.cast::<blocks::Q8_0>()).qs.as_ptr());
-    I::dot4(_mm256_setzero_si256(), part.0, _mm256_sign_epi8(x, part.1))
+    let zero = _mm256_setzero_si256();
+    _mm256_sub_epi32(I::dot4(zero, weights, x), I::dot4(zero, _mm256_set1_epi8(by), x))
 }
 
 #[inline(always)]
@@ -32,9 +35,10 @@ unsafe fn input_scale(x: *const u8) -> __m256 {
     halves((*x.cast::<blocks::Q8_0>()).d)
 }
 
-/// `type_`: one block a step, whose weights are `unpack(block)`.
+/// `type_`: one block a step, whose weights are `unpack(block)`, and whose sums
+/// with an input are `products(weights, input)`.
 macro_rules! one_block {
-    ($type_:ident, $unpack:expr) => {
+    ($type_:ident, $unpack:expr, $products:expr) => {
         impl Steps for $type_ {
             const LEN: usize = 32;
             const BYTES: usize = size_of::<blocks::$type_>();
@@ -42,7 +46,7 @@ macro_rules! one_block {
             const PARTS: usize = 1;
             type Row = __m256;
             type Column = __m256;
-            type Part = Part;
+            type Part = __m256i;
             type Sums = __m256i;
             type Total = __m256;
 
@@ -59,12 +63,12 @@ macro_rules! one_block {
                 input_scale(x)
             }
             #[inline(always)]
-            unsafe fn part(w: *const u8, _: &__m256, _: usize) -> Part {
-                part_of($unpack(&*w.cast::<blocks::$type_>()))
+            unsafe fn part(w: *const u8, _: &__m256, _: usize) -> __m256i {
+                $unpack(&*w.cast::<blocks::$type_>())
             }
             #[inline(always)]
-            unsafe fn add<I: Isa>(_: __m256i, part: &Part, x: *const u8, _: usize) -> __m256i {
-                products::<I>(part, x)
+            unsafe fn add<I: Isa>(_: __m256i, part: &__m256i, x: *const u8, _: usize) -> __m256i {
+                $products(*part, x)
             }
             #[inline(always)]
             unsafe fn close(total: __m256, sums: __m256i, row: &__m256, column: &__m256) -> __m256 {
@@ -80,13 +84,13 @@ macro_rules! one_block {
 
 /// 8 bits.
 pub struct Q8_0;
-one_block!(Q8_0, |block: &blocks::Q8_0| load(block.qs.as_ptr()));
+one_block!(Q8_0, |block: &blocks::Q8_0| load(block.qs.as_ptr()), signed::<I>);
 
 /// 4 bits.
 pub struct Q4_0;
-one_block!(Q4_0, |block: &blocks::Q4_0| {
-    _mm256_sub_epi8(nibbles(block.qs.as_ptr()), _mm256_set1_epi8(8))
-});
+one_block!(Q4_0, |block: &blocks::Q4_0| nibbles(block.qs.as_ptr()), |weights, x| raised::<I>(
+    weights, 8, x
+));
 
 /// 4-bit floats. ggml adds even and odd blocks apart, and a last block
 /// without a partner as one number.
@@ -95,16 +99,40 @@ pub struct Mxfp4;
 const HALF_STEP: usize = size_of::<blocks::Mxfp4>();
 const INPUT_BLOCK: usize = size_of::<blocks::Q8_0>();
 
+/// Most that a weight is below zero.
+const BELOW: i8 = 12;
+const RAISED: [i8; 16] = {
+    let mut table = blocks::FP4;
+    let mut i = 0;
+    while i < 16 {
+        table[i] += BELOW;
+        i += 1;
+    }
+    table
+};
+
+/// Scales by their exponents.
+static SCALES: [f32; 256] = {
+    let mut table = [0.0; 256];
+    let mut e = 0;
+    while e < 256 {
+        table[e] = blocks::e8m0_half(e as u8);
+        e += 1;
+    }
+    table
+};
+
 impl Mxfp4 {
+    /// Weights, raised by [`BELOW`].
     #[inline(always)]
-    unsafe fn unpack(w: *const u8) -> Part {
+    unsafe fn unpack(w: *const u8) -> __m256i {
         let places = nibbles((*w.cast::<blocks::Mxfp4>()).qs.as_ptr());
-        part_of(_mm256_shuffle_epi8(table(&blocks::FP4), places))
+        _mm256_shuffle_epi8(table(&RAISED), places)
     }
 
     #[inline(always)]
     unsafe fn scale(w: *const u8) -> __m256 {
-        _mm256_set1_ps(blocks::e8m0_half((*w.cast::<blocks::Mxfp4>()).e))
+        _mm256_broadcast_ss(&SCALES[usize::from((*w.cast::<blocks::Mxfp4>()).e)])
     }
 }
 
@@ -115,7 +143,7 @@ impl Steps for Mxfp4 {
     const PARTS: usize = 2;
     type Row = [__m256; 2];
     type Column = [__m256; 2];
-    type Part = Part;
+    type Part = __m256i;
     type Sums = [__m256i; 2];
     type Total = [__m256; 2];
 
@@ -132,12 +160,17 @@ impl Steps for Mxfp4 {
         [input_scale(x), input_scale(x.add(INPUT_BLOCK))]
     }
     #[inline(always)]
-    unsafe fn part(w: *const u8, _: &[__m256; 2], j: usize) -> Part {
+    unsafe fn part(w: *const u8, _: &[__m256; 2], j: usize) -> __m256i {
         Self::unpack(w.add(j * HALF_STEP))
     }
     #[inline(always)]
-    unsafe fn add<I: Isa>(mut sums: Self::Sums, part: &Part, x: *const u8, j: usize) -> Self::Sums {
-        sums[j] = products::<I>(part, x.add(j * INPUT_BLOCK));
+    unsafe fn add<I: Isa>(
+        mut sums: Self::Sums,
+        part: &__m256i,
+        x: *const u8,
+        j: usize,
+    ) -> Self::Sums {
+        sums[j] = raised::<I>(*part, BELOW, x.add(j * INPUT_BLOCK));
         sums
     }
     #[inline(always)]
@@ -153,7 +186,7 @@ impl Steps for Mxfp4 {
     unsafe fn finish<I: Isa>(total: Self::Total, rest: Option<(*const u8, *const u8)>) -> f32 {
         let sum = sum_floats(_mm256_add_ps(total[0], total[1]));
         let Some((w, x)) = rest else { return sum };
-        let sums = products::<I>(&Self::unpack(w), x);
+        let sums = raised::<I>(Self::unpack(w), BELOW, x);
         let sums = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256::<1>(sums));
         let sums = _mm_hadd_epi32(sums, sums);
         let integer = _mm_cvtsi128_si32(_mm_hadd_epi32(sums, sums));
