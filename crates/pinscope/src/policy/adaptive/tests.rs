@@ -5,7 +5,7 @@ use super::*;
 use crate::policy::{build, PolicyKind};
 
 fn frozen(shape: PolicyShape) -> Adaptive {
-    Adaptive { learner: Learner::frozen(), ..Adaptive::new(shape) }
+    Adaptive { learner: Learner::frozen(), usual: Learner::frozen(), ..Adaptive::new(shape) }
 }
 
 /// The chance of a choice from the plain history, by the first coefficients.
@@ -59,9 +59,9 @@ fn a_prompt_counts_like_as_many_tokens_at_its_rate() {
         tokens.on_token();
     }
     for e in 0..8 {
-        assert!((prompt.chance(e) - tokens.chance(e)).abs() < 1e-9);
+        assert!((prompt.chances(e).0 - tokens.chances(e).0).abs() < 1e-9);
     }
-    assert!(prompt.chance(0) > 3.0 * prompt.chance(3));
+    assert!(prompt.chances(0).0 > 3.0 * prompt.chances(3).0);
 }
 
 #[test]
