@@ -14,7 +14,7 @@ type Matrix = [Features; FEATURES];
 
 /// Where learning starts: fitted to traces of the test models that
 /// `pinscope-models` makes, and rounded.
-const START: Features = [-1.6, 0.4, 0.2, 0.2, 0.2, 0.35, 0.2];
+const START: Features = [-1.6, 0.4, 0.2, 0.2, 0.2, 0.35, 0.5];
 /// How far it is to be trusted: like a curvature that was seen already.
 const TRUST: f64 = 10.0;
 /// What is kept of the curvature after each lesson.
@@ -50,11 +50,19 @@ impl Learner {
         (1.0 / (1.0 + (-sum).exp())).clamp(SURE, 1.0 - SURE)
     }
 
-    /// One that stays as it begins, and is deaf to echoes.
+    /// One that is deaf to echoes.
     #[cfg(test)]
-    pub fn frozen() -> Self {
+    pub fn deaf() -> Self {
         let mut learner = Self::new();
         learner.coefficients[ECHO] = 0.0;
+        learner.curvature[ECHO][ECHO] = f64::INFINITY;
+        learner
+    }
+
+    /// One that stays as it begins, and is deaf.
+    #[cfg(test)]
+    pub fn frozen() -> Self {
+        let mut learner = Self::deaf();
         (0..FEATURES).for_each(|i| learner.curvature[i][i] = f64::INFINITY);
         learner
     }

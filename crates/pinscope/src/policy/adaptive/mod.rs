@@ -146,11 +146,11 @@ impl Adaptive {
         self.choices = choices;
 
         self.arrange(l, Whose::Next);
-        // Half a round later more is known of the token than when the layer
-        // was reached.
-        let far = (l + self.layers.len() / 2) % self.layers.len();
-        if far != l {
-            self.arrange(far, if far > l { Whose::This } else { Whose::Next });
+        // By now more is known of the token than when those layers were
+        // reached that come in a quarter of a round: once more for them.
+        let ahead = (l + self.layers.len() / 4) % self.layers.len();
+        if ahead != l {
+            self.arrange(ahead, if ahead > l { Whose::This } else { Whose::Next });
         }
     }
 
@@ -217,7 +217,9 @@ impl Adaptive {
             (0..3).for_each(|i| e.counts[i] += by / n * full[i]);
             // Spread over the batch, the last choice was about this long ago.
             e.used = layer.clock - (n / (by + 1.0)).floor().min(n - 1.0);
-            e.weight = if mean > 0.0 { f64::from(weight) / mean } else { 1.0 };
+            let relative = f64::from(weight) / mean;
+            let most = choices.len() as f64;
+            e.weight = if relative.is_finite() { relative.clamp(0.0, most) } else { 1.0 };
         }
     }
 
