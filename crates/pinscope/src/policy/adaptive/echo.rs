@@ -12,17 +12,19 @@ const TOKENS: usize = 256;
 const KEPT: f32 = 0.9;
 /// All votes together: as if so many tokens had been seen.
 pub(super) const VOTES: f64 = 4.0;
-/// A vote of less than this part of the heaviest is not counted.
-const LIGHT: f32 = 0.02;
+/// Whoever is less alike than this part of the most alike has no vote; it
+/// would be a hundredth of the heaviest.
+const LIGHT: f32 = 0.33;
 
 pub(super) struct Echo {
     layers: usize,
     /// Words of a set of experts.
     words: usize,
-    /// Sets of the chosen, by token (a ring) and layer.
+    /// Sets of the chosen, by layer and token (a ring).
     sets: Vec<u64>,
-    /// Where the token at work is in the ring.
+    /// Where the token at work is in the ring, and how far that is in use.
     at: usize,
+    held: usize,
     /// Whether it chose anything.
     begun: bool,
     likeness: Vec<f32>,
@@ -47,6 +49,7 @@ impl Echo {
             words,
             sets: vec![0; TOKENS * layers * words],
             at: 0,
+            held: 1,
             begun: false,
             likeness: vec![0.0; TOKENS],
             votes: Vec::with_capacity(TOKENS),
@@ -54,8 +57,12 @@ impl Echo {
     }
 
     fn set(&self, token: usize, layer: usize) -> &[u64] {
-        let from = (token * self.layers + layer) * self.words;
+        let from = self.start(token, layer);
         &self.sets[from..from + self.words]
+    }
+
+    fn start(&self, token: usize, layer: usize) -> usize {
+        (layer * TOKENS + token) * self.words
     }
 
     /// The next token begins; the oldest is forgotten.
@@ -64,8 +71,11 @@ impl Echo {
             return;
         }
         self.at = (self.at + 1) % TOKENS;
-        let row = self.layers * self.words;
-        self.sets[self.at * row..(self.at + 1) * row].fill(0);
+        self.held = self.held.max(self.at + 1);
+        for layer in 0..self.layers {
+            let from = self.start(self.at, layer);
+            self.sets[from..from + self.words].fill(0);
+        }
         self.likeness.fill(0.0);
         self.votes.clear();
     }
@@ -73,22 +83,23 @@ impl Echo {
     /// The token at work chose these `experts` of `layer`.
     pub fn chose(&mut self, layer: usize, experts: impl Iterator<Item = usize>) {
         self.begun = true;
-        let from = (self.at * self.layers + layer) * self.words;
+        let from = self.start(self.at, layer);
         experts.for_each(|e| self.sets[from + e / 64] |= 1 << (e % 64));
-        let (mut heaviest, mut all) = (0.0f32, 0.0);
-        for token in (0..TOKENS).filter(|t| *t != self.at) {
-            let both = self.set(token, layer).iter().zip(self.set(self.at, layer));
-            let both: u32 = both.map(|(a, b)| (a & b).count_ones()).sum();
-            let likeness = self.likeness[token] * KEPT + both as f32;
-            self.likeness[token] = likeness;
-            heaviest = heaviest.max(likeness.powi(4));
+        let here = self.start(0, layer)..self.start(self.held, layer);
+        let now = &self.sets[from..from + self.words];
+        for (likeness, then) in self.likeness.iter_mut().zip(self.sets[here].chunks(self.words)) {
+            let both: u32 = then.iter().zip(now).map(|(a, b)| (a & b).count_ones()).sum();
+            *likeness = *likeness * KEPT + both as f32;
         }
+        self.likeness[self.at] = 0.0;
         self.votes.clear();
-        for (token, likeness) in self.likeness.iter().enumerate() {
-            let vote = likeness.powi(4);
-            if vote > heaviest * LIGHT {
-                self.votes.push((token, vote));
-                all += vote;
+        let vote = |likeness: f32| (likeness * likeness) * (likeness * likeness);
+        let least = self.likeness[..self.held].iter().copied().fold(0.0, f32::max) * LIGHT;
+        let mut all = 0.0;
+        for (token, &likeness) in self.likeness[..self.held].iter().enumerate() {
+            if likeness > least {
+                self.votes.push((token, vote(likeness)));
+                all += vote(likeness);
             }
         }
         self.votes.iter_mut().for_each(|(_, vote)| *vote *= VOTES as f32 / all);
@@ -126,16 +137,17 @@ mod tests {
     /// that the token at work has reached.
     fn expected(past: &[Token], now: &[Vec<usize>], layer: usize, whose: Whose) -> Vec<f64> {
         let past = &past[past.len().saturating_sub(TOKENS - 1)..];
-        let vote = |t: &Token| {
+        let alike = |t: &Token| {
             let mut likeness = 0.0f64;
             for (a, b) in t.iter().zip(now) {
                 likeness = likeness * 0.9 + b.iter().filter(|e| a.contains(e)).count() as f64;
             }
-            likeness.powi(4)
+            likeness
         };
-        let mut votes: Vec<f64> = past.iter().map(vote).collect();
-        let heaviest = votes.iter().copied().fold(0.0, f64::max);
-        votes.iter_mut().filter(|v| **v <= heaviest * 0.02).for_each(|v| *v = 0.0);
+        let alike: Vec<f64> = past.iter().map(alike).collect();
+        let most = alike.iter().copied().fold(0.0, f64::max);
+        let vote = |l: &f64| if *l > most * 0.33 { l.powi(4) } else { 0.0 };
+        let votes: Vec<f64> = alike.iter().map(vote).collect();
         let all: f64 = votes.iter().sum();
         let mut sums = vec![0.0; 70];
         for (t, vote) in votes.iter().enumerate().filter(|(_, v)| **v > 0.0) {
