@@ -1,18 +1,20 @@
 //! Logistic regression that is refined with every token (Newton's method on
 //! the log loss, the curvature summed up with forgetting). Some thousand
-//! samples a token and six coefficients: it has found its way after a few
+//! samples a token and seven coefficients: it has found its way after a few
 //! tokens, and does not depend on a learning rate.
 
 /// Coefficients and features: a constant, the logarithms of three rates, the
-/// last weight, and whether the last token chose the expert.
-pub(super) const FEATURES: usize = 6;
+/// last weight, whether the last token chose the expert, and the echo.
+pub(super) const FEATURES: usize = 7;
+/// Which of them is the echo.
+pub(super) const ECHO: usize = 6;
 
 pub(super) type Features = [f64; FEATURES];
 type Matrix = [Features; FEATURES];
 
 /// Where learning starts: fitted to traces of the test models that
 /// `pinscope-models` makes, and rounded.
-const START: Features = [-1.6, 0.4, 0.2, 0.2, 0.2, 0.35];
+const START: Features = [-1.6, 0.4, 0.2, 0.2, 0.2, 0.35, 0.5];
 /// How far it is to be trusted: like a curvature that was seen already.
 const TRUST: f64 = 10.0;
 /// What is kept of the curvature after each lesson.
@@ -48,10 +50,19 @@ impl Learner {
         (1.0 / (1.0 + (-sum).exp())).clamp(SURE, 1.0 - SURE)
     }
 
-    /// One that stays as it begins.
+    /// One that is deaf to echoes.
+    #[cfg(test)]
+    pub fn deaf() -> Self {
+        let mut learner = Self::new();
+        learner.coefficients[ECHO] = 0.0;
+        learner.curvature[ECHO][ECHO] = f64::INFINITY;
+        learner
+    }
+
+    /// One that stays as it begins, and is deaf.
     #[cfg(test)]
     pub fn frozen() -> Self {
-        let mut learner = Self::new();
+        let mut learner = Self::deaf();
         (0..FEATURES).for_each(|i| learner.curvature[i][i] = f64::INFINITY);
         learner
     }
@@ -130,14 +141,14 @@ mod tests {
             row.iter_mut().enumerate().for_each(|(j, x)| *x = 1.0 / (1.0 + i as f64 + j as f64));
             row[i] += 1.0;
         }
-        let x = [1.0, -2.0, 3.0, 0.5, 0.0, 4.0];
+        let x = [1.0, -2.0, 3.0, 0.5, 0.0, 4.0, -0.5];
         let b = a.map(|row| row.iter().zip(x).map(|(a, x)| a * x).sum());
         solve(a, b).iter().zip(x).for_each(|(got, want)| assert!((got - want).abs() < 1e-9));
     }
 
     #[test]
     fn the_coefficients_that_made_the_choices_are_found() {
-        let truth = [-3.0, 1.0, 0.0, 0.5, 0.0, -1.0];
+        let truth = [-3.0, 1.0, 0.0, 0.5, 0.0, -1.0, 0.5];
         let mut rng = SplitMix64(7);
         let mut uniform = || rng.below(1 << 20) as f64 / f64::from(1 << 20);
         let mut learner = Learner::new();
@@ -151,6 +162,7 @@ mod tests {
                     uniform(),
                     uniform(),
                     uniform().round(),
+                    uniform() * 4.0 - 2.0,
                 ];
                 let sum: f64 = f.iter().zip(truth).map(|(f, t)| f * t).sum();
                 let chosen = uniform() < 1.0 / (1.0 + (-sum).exp());
