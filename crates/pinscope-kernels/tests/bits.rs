@@ -2,8 +2,8 @@
 
 mod common;
 
-use common::{same_bits, Case, Fill, FILLS};
-use pinscope_kernels::{kernels_for, Order, WeightType};
+use common::{kernels, same_bits, Case, Fill, FILLS};
+use pinscope_kernels::{Order, WeightType};
 
 /// Blocks in a row: odd and even, one and many.
 const BLOCKS: [usize; 5] = [1, 2, 3, 8, 11];
@@ -11,7 +11,7 @@ const BLOCKS: [usize; 5] = [1, 2, 3, 8, 11];
 #[test]
 fn one_column_has_the_bits_of_vec_dot_for_any_number_of_rows() {
     for type_ in WeightType::ALL {
-        for kernel in kernels_for(type_) {
+        for kernel in kernels(type_) {
             for (i, &blocks) in BLOCKS.iter().enumerate() {
                 for rows in [1, 2, 3, 5, 8, 96] {
                     for fill in FILLS {
@@ -30,7 +30,7 @@ fn one_column_has_the_bits_of_vec_dot_for_any_number_of_rows() {
 #[test]
 fn many_columns_have_the_bits_of_vec_dot() {
     for type_ in WeightType::ALL {
-        for kernel in kernels_for(type_) {
+        for kernel in kernels(type_) {
             for columns in 1..=33 {
                 for fill in [Fill::Usual, Fill::AnyScale] {
                     let n_in = 3 * type_.block_len();
@@ -47,7 +47,7 @@ fn many_columns_have_the_bits_of_vec_dot() {
 #[test]
 fn a_wide_matrix_with_1408_rows_has_the_bits_of_vec_dot() {
     for type_ in WeightType::ALL {
-        for kernel in kernels_for(type_) {
+        for kernel in kernels(type_) {
             let case = Case::new(type_, 512, 1408, 5, Fill::Usual, 99);
             same_bits(
                 &case.ours(&kernel, Order::VecDot, 0..1408),
@@ -61,7 +61,7 @@ fn a_wide_matrix_with_1408_rows_has_the_bits_of_vec_dot() {
 #[test]
 fn rows_may_begin_and_end_anywhere_and_no_others_are_written() {
     for type_ in WeightType::ALL {
-        for kernel in kernels_for(type_) {
+        for kernel in kernels(type_) {
             let case = Case::new(type_, 2 * type_.block_len(), 23, 9, Fill::Usual, 3);
             for order in [Order::VecDot, Order::Tiled] {
                 let all = case.ours(&kernel, order, 0..23);
@@ -86,7 +86,7 @@ fn rows_may_begin_and_end_anywhere_and_no_others_are_written() {
 #[test]
 fn products_have_the_bits_of_mul_mat_id() {
     for type_ in WeightType::ALL {
-        for kernel in kernels_for(type_) {
+        for kernel in kernels(type_) {
             for columns in [1, 7, 8, 9, 16, 17, 33, 100, 300] {
                 for (rows, fill) in [(1, Fill::AnyScale), (16, Fill::Usual), (99, Fill::Ones)] {
                     let blocks = [1, 8][columns % 2];
@@ -117,7 +117,7 @@ proptest::proptest! {
     ) {
         let type_ = WeightType::ALL[type_];
         let case = Case::new(type_, blocks * type_.block_len(), rows, columns, FILLS[fill], seed);
-        for kernel in kernels_for(type_) {
+        for kernel in kernels(type_) {
             let tiled = columns >= 8 && kernel.has(Order::Tiled);
             let order = if tiled { Order::Tiled } else { Order::VecDot };
             let got = case.ours(&kernel, order, 0..rows);
