@@ -139,7 +139,7 @@ two_blocks!(
     |w: &blocks::Mxfp4| blocks::e8m0_half(w.e),
     |total: f32, sums: [int32x4_t; 2], scales: [f32; 2]| {
         let (a, b) = two_sums(sums[0], sums[1]);
-        total + a.mul_add(scales[0], b * scales[1])
+        total + b.mul_add(scales[1], a * scales[0])
     },
     |total: f32, rest: Option<(f32, f32, f32)>| match rest {
         Some((sum, w, x)) => sum.mul_add(w * x, total),
