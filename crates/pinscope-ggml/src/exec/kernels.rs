@@ -195,7 +195,8 @@ mod tests {
         assert_eq!(found.len(), WeightType::ALL.len());
         for (_, own) in found {
             let large = own.kernel.weight_type().block_len() == 256;
-            let many = if large && cfg!(target_arch = "x86_64") { Order::Tiled } else { Order::VecDot };
+            let many =
+                if large && cfg!(target_arch = "x86_64") { Order::Tiled } else { Order::VecDot };
             assert_eq!((own.few, own.many), (Some(Order::VecDot), Some(many)), "{:?}", own.kernel);
         }
     }
