@@ -11,8 +11,8 @@ mod common;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{Case, Fill};
-use pinscope_kernels::{kernels_for, Kernel, Order, Product, WeightType};
+use common::{kernels, Case, Fill};
+use pinscope_kernels::{Kernel, Order, Product, WeightType};
 
 const BYTES: usize = 256 << 20;
 const N_IN: usize = 2048;
@@ -112,7 +112,7 @@ fn main() {
                     1 => in_chunks(case.rows, threads, |rows| shared.vec_dot(rows)),
                     _ => drop(case.mul_mat_id(threads as i32)),
                 });
-                for kernel in kernels_for(type_) {
+                for kernel in kernels(type_) {
                     let tiled = columns >= 8 && kernel.has(Order::Tiled);
                     let order = if tiled { Order::Tiled } else { Order::VecDot };
                     let ours = fastest(|| {

@@ -11,6 +11,8 @@
 //! 2026) have no integer dot products, on which all of this rests; ggml's own
 //! `vec_dot` unpacks a row anew for each column.
 
+#[cfg(target_arch = "aarch64")]
+mod arm;
 mod blocks;
 #[cfg(target_arch = "x86_64")]
 mod x86;
@@ -168,7 +170,9 @@ pub fn kernel_for(type_: WeightType) -> Option<Kernel> {
 pub fn kernels_for(type_: WeightType) -> Vec<Kernel> {
     #[cfg(target_arch = "x86_64")]
     return x86::kernels_for(type_);
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(target_arch = "aarch64")]
+    return arm::kernels_for(type_);
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     {
         let _ = type_;
         Vec::new()

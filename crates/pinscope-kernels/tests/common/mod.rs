@@ -5,7 +5,7 @@
 use std::ffi::{c_int, c_void, CStr};
 
 use llama_cpp_sys_2 as ggml;
-use pinscope_kernels::{Kernel, Order, Product, WeightType};
+use pinscope_kernels::{kernels_for, Kernel, Order, Product, WeightType};
 
 /// ggml's number of a type.
 pub fn number(type_: WeightType) -> u32 {
@@ -15,6 +15,24 @@ pub fn number(type_: WeightType) -> u32 {
         !name.is_null() && CStr::from_ptr(name).to_bytes() == type_.name().as_bytes()
     };
     (0..ggml::GGML_TYPE_COUNT).find(is).expect("ggml knows the type")
+}
+
+/// Our kernels that have the bits of the ggml that is linked: on ARM those of
+/// two types depend on the instructions that ggml is compiled for.
+pub fn kernels(type_: WeightType) -> Vec<Kernel> {
+    let mut kernels = kernels_for(type_);
+    if cfg!(target_arch = "aarch64") && matches!(type_, WeightType::Q4_0 | WeightType::Q8_0) {
+        // SAFETY: these answer constants.
+        let theirs = unsafe {
+            match (ggml::ggml_cpu_has_sve(), ggml::ggml_cpu_has_dotprod()) {
+                (0, 0) => "neon",
+                (0, _) => "dotprod",
+                _ => "sve",
+            }
+        };
+        kernels.retain(|kernel| kernel.path() == theirs);
+    }
+    kernels
 }
 
 /// xorshift64*: the same numbers everywhere.
