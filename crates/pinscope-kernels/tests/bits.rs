@@ -23,7 +23,7 @@ fn the_widest_path_that_the_processor_has_comes_first() {
         _ => vec![],
     };
     for type_ in WeightType::ALL {
-        let paths: Vec<_> = kernels_for(type_).iter().map(|k| k.path()).collect();
+        let paths: Vec<_> = pinscope_kernels::kernels_for(type_).iter().map(|k| k.path()).collect();
         assert_eq!(paths, want, "{type_:?}");
     }
 }
