@@ -2,7 +2,7 @@
 # and build llama.cpp (minutes) a second time.
 CARGO ?= cargo
 
-.PHONY: demo test lint build setup
+.PHONY: demo test test-arm64 test-avx512 lint build setup
 
 # A model larger than the RAM it is given answers, exactly.
 demo: setup
@@ -11,6 +11,12 @@ demo: setup
 # Everything that CI runs.
 test: setup lint
 	$(CARGO) test --release --workspace
+
+# Kernels for processors that are not here, on emulated ones (Debian, Ubuntu).
+test-arm64: setup
+	scripts/arm64.sh
+test-avx512: setup
+	scripts/avx512.sh
 
 lint: setup
 	$(CARGO) fmt --all --check
