@@ -95,8 +95,24 @@ impl Shared<'_> {
     }
 }
 
+/// Bytes a second at which so many threads read memory, and do nothing else.
+fn memory(threads: usize) -> f64 {
+    let words = vec![1u64; BYTES / 8];
+    let sum = AtomicUsize::new(0);
+    let rows = BYTES / 4096;
+    let took = fastest(|| {
+        in_chunks(rows, threads, |rows| {
+            let part = words[rows.start * 512..rows.end * 512].iter().fold(0, |a, b| a ^ b);
+            sum.fetch_xor(part as usize, Ordering::Relaxed);
+        });
+    });
+    BYTES as f64 / took.as_secs_f64()
+}
+
 fn main() {
     let wanted: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
+    let read = [memory(1) / 1e9, memory(2) / 1e9];
+    println!("memory reads: 1 thread {:.1}, 2 threads {:.1} GB/s", read[0], read[1]);
     println!("type    columns threads  kernel     GB/s  GMAC/s   ggml GB/s  GMAC/s  times");
     for type_ in WeightType::ALL {
         if !wanted.is_empty() && !wanted.iter().any(|w| w == type_.name()) {

@@ -97,14 +97,14 @@ impl Workspace {
             let rooms = self.allot(room(kernels, input) * n);
             let place = |i: usize| rooms.wrapping_add(i * room(kernels, input));
             let values = |i: usize| input.data.cast::<u8>().wrapping_add(i * input.nb[1]);
-            let mut rows = self.spare.rows.pop().unwrap_or_default();
+            let mut rows = self.spare.rows();
             rows.extend((0..n).map(|i| (values(i).cast::<f32>().cast_const(), place(i))));
             self.add_quantise(Inputs { kernels, n: input.ne[0] as usize, rows }, rooms);
-            let mut places = self.spare.places.pop().unwrap_or_default();
+            let mut places = self.spare.places();
             places.extend((0..n).map(|i| place(i).cast_const()));
             self.keep_quantised(operand, kernels, places)
         });
-        let mut lists = self.spare.lists.pop().unwrap_or_default();
+        let mut lists = self.spare.lists();
         lists.inputs.extend_from_slice(&self.quantised[at].rows);
         lists.experts.push(Expert { weights: weights.data.cast_const().cast(), columns: 0..n });
         let column = |i: usize| node.data.cast::<u8>().wrapping_add(i * node.nb[1]).cast::<f32>();

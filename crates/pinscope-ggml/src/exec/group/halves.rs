@@ -30,6 +30,15 @@ impl Workspace {
     /// computed, the first stage of a batch of one token.
     pub fn keep_halves(&mut self, program: &Program, group: Group) {
         let cut = program.cut.unwrap_or(0);
+        if self.halves.experts.is_empty() {
+            // All of a token's experts may come in halves, one day.
+            let needed = (0..cut).filter(|&s| is_needed(program, s, cut));
+            // SAFETY: the program's nodes are alive.
+            let row: usize =
+                needed.map(|s| unsafe { (*program.steps[s].node).ne[0] } as usize).sum();
+            self.halves.experts.reserve(program.k);
+            self.halves.values.reserve(program.k * row);
+        }
         for (i, g) in group.iter().enumerate() {
             self.halves.experts.push(g.expert);
             for step in (0..cut).filter(|&s| is_needed(program, s, cut)) {

@@ -24,12 +24,32 @@ pub(super) struct Quantised {
 /// Lists of graphs that are computed, for the next ones.
 #[derive(Default)]
 pub(super) struct Spare {
-    pub lists: Vec<Lists>,
-    pub rows: Vec<Vec<(*const f32, *mut u8)>>,
-    pub places: Vec<Vec<*const u8>>,
+    lists: Vec<Lists>,
+    rows: Vec<Vec<(*const f32, *mut u8)>>,
+    places: Vec<Vec<*const u8>>,
 }
 
+/// Places that a new list has: more than a token needs. A list that grew only
+/// when its turn came for a larger group would allocate long after the start.
+const ROOM: usize = 64;
+
 impl Spare {
+    pub fn lists(&mut self) -> Lists {
+        self.lists.pop().unwrap_or_else(|| Lists {
+            experts: Vec::with_capacity(ROOM),
+            inputs: Vec::with_capacity(ROOM),
+            out: Vec::with_capacity(ROOM),
+        })
+    }
+
+    pub fn rows(&mut self) -> Vec<(*const f32, *mut u8)> {
+        self.rows.pop().unwrap_or_else(|| Vec::with_capacity(ROOM))
+    }
+
+    pub fn places(&mut self) -> Vec<*const u8> {
+        self.places.pop().unwrap_or_else(|| Vec::with_capacity(ROOM))
+    }
+
     pub fn take_back(
         &mut self,
         products: &mut Vec<Products>,
@@ -88,7 +108,7 @@ impl Workspace {
         let joined = known.filter(|&p| self.products[p].take_also(&weights));
         let place = joined.unwrap_or(self.products.len());
         if joined.is_none() {
-            let lists = self.spare.lists.pop().unwrap_or_default();
+            let lists = self.spare.lists();
             let products = self.add_products(Products::new(&weights, kernels, lists));
             self.quantised[at].products = Some(place);
             // SAFETY: `result` is a tensor of this workspace.
@@ -181,7 +201,7 @@ impl Workspace {
         let columns = group.iter().flat_map(|g| g.columns.iter().map(|&c| c as usize));
         // Where each column's values are: as they are, that is for F32 weights
         // what is asked for.
-        let mut quantised = self.spare.places.pop().unwrap_or_default();
+        let mut quantised = self.spare.places();
         quantised.extend(columns.enumerate().map(|(i, column)| {
             let (token, choice) = (column / program.k, column % program.k);
             let offset = match source {
@@ -196,7 +216,7 @@ impl Workspace {
             return quantised;
         }
         let room = kernels.input_bytes(n).next_multiple_of(ALIGN);
-        let mut distinct = self.spare.places.pop().unwrap_or_default();
+        let mut distinct = self.spare.places();
         distinct.extend_from_slice(&quantised);
         distinct.sort_unstable();
         distinct.dedup();
@@ -205,7 +225,7 @@ impl Workspace {
         for values in &mut quantised {
             *values = place(distinct.partition_point(|d| *d < *values)).cast_const();
         }
-        let mut rows = self.spare.rows.pop().unwrap_or_default();
+        let mut rows = self.spare.rows();
         rows.extend(distinct.iter().enumerate().map(|(i, &v)| (v.cast::<f32>(), place(i))));
         distinct.clear();
         self.spare.places.push(distinct);
