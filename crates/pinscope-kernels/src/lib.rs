@@ -14,6 +14,10 @@
 #[cfg(target_arch = "aarch64")]
 mod arm;
 mod blocks;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod prefetch;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod rows;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 

@@ -103,13 +103,3 @@ pub unsafe fn half(bits: u16) -> f32 {
         options(pure, nomem, nostack, preserves_flags));
     value
 }
-
-/// Asks for `bytes` bytes ahead of their use; the address may be anything.
-#[inline(always)]
-pub unsafe fn prefetch(at: *const u8, bytes: usize) {
-    for line in (0..bytes).step_by(64) {
-        // `_prefetch` is not stable.
-        asm!("prfm pldl1keep, [{0}]", in(reg) at.wrapping_add(line),
-            options(readonly, nostack, preserves_flags));
-    }
-}

@@ -5,8 +5,8 @@ use std::arch::aarch64::*;
 use std::marker::PhantomData;
 
 use super::common::{add_64, half, nibbles, table, twice, widened, Dot, Part};
-use super::rows::Steps;
 use crate::blocks::{self, iq4_xs_scales, Q8K};
+use crate::rows::Steps;
 
 /// 4 bits, not evenly spaced.
 pub struct Iq4Xs<D>(PhantomData<D>);

@@ -4,8 +4,8 @@ use std::arch::aarch64::*;
 use std::marker::PhantomData;
 
 use super::common::{add_64, half, nibbles, twice, two_sums, widened, Dot, Part};
-use super::rows::Steps;
 use crate::blocks::{self, scales_and_mins, Q8K};
+use crate::rows::Steps;
 
 /// A block's scales.
 #[derive(Clone, Copy)]

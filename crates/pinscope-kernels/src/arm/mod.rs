@@ -19,55 +19,49 @@ mod common;
 mod iq4_xs;
 mod k_mins;
 mod q6_k;
-mod rows;
 mod small;
 
 use std::arch::is_aarch64_feature_detected;
 
-use super::{Kernel, Product, Run, WeightType};
+use super::rows::{self, enabling, Path};
+use super::{Kernel, Run, WeightType};
 use common::{Dot, Long, Sdot};
-use rows::Steps;
+
+/// Rows that are multiplied with several columns at once. With four columns
+/// their sums, two rows' weights and the inputs fit in 32 registers.
+const ROWS: usize = 2;
 
 /// Kernels that this processor can run.
 pub fn kernels_for(type_: WeightType) -> Vec<Kernel> {
     let mut found = Vec::new();
     if is_aarch64_feature_detected!("dotprod") {
-        found.push(kernel::<Sdot>(type_, "dotprod"));
+        found.push(kernel::<Sdot>(type_));
     }
     if is_aarch64_feature_detected!("neon") {
-        found.push(kernel::<Long>(type_, "neon"));
+        found.push(kernel::<Long>(type_));
     }
     found
 }
 
-/// An instruction set: its products, and code compiled for it.
-trait Path: Dot {
-    unsafe fn all<S: Steps>(p: &Product);
-}
-
 impl Path for Sdot {
-    #[target_feature(enable = "neon,dotprod")]
-    unsafe fn all<S: Steps>(p: &Product) {
-        rows::all::<S>(p);
-    }
+    const NAME: &'static str = "dotprod";
+    enabling!("neon,dotprod");
 }
 
 impl Path for Long {
-    #[target_feature(enable = "neon")]
-    unsafe fn all<S: Steps>(p: &Product) {
-        rows::all::<S>(p);
-    }
+    const NAME: &'static str = "neon";
+    enabling!("neon");
 }
 
-fn kernel<P: Path>(type_: WeightType, path: &'static str) -> Kernel {
+fn kernel<P: Path + Dot>(type_: WeightType) -> Kernel {
     let vec_dot: Run = match type_ {
-        WeightType::Q4_0 => P::all::<small::Q4_0<P>>,
-        WeightType::Q8_0 => P::all::<small::Q8_0<P>>,
-        WeightType::Mxfp4 => P::all::<small::Mxfp4<P>>,
-        WeightType::Q4K => P::all::<k_mins::Q4K<P>>,
-        WeightType::Q5K => P::all::<k_mins::Q5K<P>>,
-        WeightType::Q6K => P::all::<q6_k::Q6K<P>>,
-        WeightType::Iq4Xs => P::all::<iq4_xs::Iq4Xs<P>>,
+        WeightType::Q4_0 => rows::all::<P, small::Q4_0<P>, ROWS, 1>,
+        WeightType::Q8_0 => rows::all::<P, small::Q8_0<P>, ROWS, 1>,
+        WeightType::Mxfp4 => rows::all::<P, small::Mxfp4<P>, ROWS, 1>,
+        WeightType::Q4K => rows::all::<P, k_mins::Q4K<P>, ROWS, 1>,
+        WeightType::Q5K => rows::all::<P, k_mins::Q5K<P>, ROWS, 1>,
+        WeightType::Q6K => rows::all::<P, q6_k::Q6K<P>, ROWS, 1>,
+        WeightType::Iq4Xs => rows::all::<P, iq4_xs::Iq4Xs<P>, ROWS, 1>,
     };
-    Kernel { type_, path, vec_dot, tiled: None }
+    Kernel { type_, path: P::NAME, vec_dot, tiled: None }
 }

@@ -4,8 +4,8 @@ use std::arch::aarch64::*;
 use std::marker::PhantomData;
 
 use super::common::{half, Dot, Part};
-use super::rows::Steps;
 use crate::blocks::{self, Q8K};
+use crate::rows::Steps;
 
 /// A block's scales: for the weights, and 32 times as much for their offset.
 #[derive(Clone, Copy)]

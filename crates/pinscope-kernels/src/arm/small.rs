@@ -5,8 +5,8 @@ use std::arch::aarch64::*;
 use std::marker::PhantomData;
 
 use super::common::{dot_32, half, nibbles, table, two_sums, Dot};
-use super::rows::Steps;
 use crate::blocks;
+use crate::rows::Steps;
 
 /// Unpacked weights.
 pub type Part = [int8x16_t; 2];

@@ -10,15 +10,6 @@ pub unsafe fn sum_floats(x: __m256) -> f32 {
     _mm_cvtss_f32(_mm_add_ss(sum, _mm_movehdup_ps(sum)))
 }
 
-/// Asks for `bytes` bytes ahead of their use; the address may be anything.
-/// Processors' own prefetchers stop at each page, a few rows on.
-#[inline(always)]
-pub unsafe fn prefetch(at: *const u8, bytes: usize) {
-    for line in (0..bytes).step_by(64) {
-        _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(line).cast());
-    }
-}
-
 /// A half float's value.
 #[inline(always)]
 pub unsafe fn half(bits: u16) -> f32 {

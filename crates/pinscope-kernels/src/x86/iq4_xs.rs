@@ -2,13 +2,14 @@
 //! each 32.
 
 use std::arch::x86_64::*;
+use std::marker::PhantomData;
 use std::mem::offset_of;
 
 use super::common::{half, load, nibbles, signed_pairs, sum_floats, table};
 use super::isa::Isa;
-use super::rows::Steps;
 use super::tile::{self, Lanes, Panel, Tile};
 use crate::blocks::{self, iq4_xs_scales, Q8K};
+use crate::rows::Steps;
 
 /// Weights and their scale.
 pub type Part = (__m256i, __m256i);
@@ -17,9 +18,9 @@ pub type Part = (__m256i, __m256i);
 pub type Row = (f32, __m256i);
 
 /// 4 bits, not evenly spaced.
-pub struct Iq4Xs;
+pub struct Iq4Xs<I>(PhantomData<I>);
 
-impl Steps for Iq4Xs {
+impl<I: Isa> Steps for Iq4Xs<I> {
     const LEN: usize = 256;
     const BYTES: usize = size_of::<blocks::Iq4Xs>();
     const INPUT_BYTES: usize = size_of::<Q8K>();
@@ -54,7 +55,7 @@ impl Steps for Iq4Xs {
         (weights, _mm256_shuffle_epi8(row.1, _mm256_set1_epi16(at | (at + 1) << 8)))
     }
     #[inline(always)]
-    unsafe fn add<I: Isa>(sums: __m256i, part: &Part, x: *const u8, j: usize) -> __m256i {
+    unsafe fn add(sums: __m256i, part: &Part, x: *const u8, j: usize) -> __m256i {
         let x = load((*x.cast::<Q8K>()).qs.as_ptr().add(32 * j));
         let pairs = signed_pairs(_mm256_abs_epi8(part.0), part.0, x);
         I::dot2(sums, pairs, part.1)
@@ -64,12 +65,12 @@ impl Steps for Iq4Xs {
         _mm256_fmadd_ps(_mm256_set1_ps(row.0 * column), _mm256_cvtepi32_ps(sums), total)
     }
     #[inline(always)]
-    unsafe fn finish<I: Isa>(total: __m256, _: Option<(*const u8, *const u8)>) -> f32 {
+    unsafe fn finish(total: __m256, _: Option<(*const u8, *const u8)>) -> f32 {
         sum_floats(total)
     }
 }
 
-impl Tile for Iq4Xs {
+impl<I> Tile for Iq4Xs<I> {
     const BYTES: usize = size_of::<blocks::Iq4Xs>();
     const SCALES: usize = 1;
     const MINS: bool = false;

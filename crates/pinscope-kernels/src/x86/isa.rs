@@ -14,29 +14,17 @@
 
 use std::arch::x86_64::*;
 
-use super::rows::{self, Steps};
 use super::tile::{self, Lanes, Tile};
+use crate::rows::{enabling, Path};
 use crate::Product;
 
 /// An instruction set.
-pub trait Isa: Lanes {
-    /// As [`crate::Kernel::path`] says it.
-    const NAME: &'static str;
-
+pub trait Isa: Lanes + Path {
     /// Adds to each sum four products of an unsigned byte and a signed one;
     /// any two neighbours fit in 16 bits together.
     unsafe fn dot4(sums: __m256i, unsigned: __m256i, signed: __m256i) -> __m256i;
     /// Adds to each sum two products of 16 bits.
     unsafe fn dot2(sums: __m256i, a: __m256i, b: __m256i) -> __m256i;
-    /// [`rows::columns`] with the instruction set enabled.
-    unsafe fn columns<S: Steps, const R: usize, const C: usize>(p: &Product, first: usize);
-    /// [`rows::block`] with the instruction set enabled: a function of its own.
-    /// Measurements could not tell it from one that is inlined always.
-    unsafe fn block<S: Steps, const R: usize, const C: usize>(
-        p: &Product,
-        row: usize,
-        first: usize,
-    );
     /// [`tile::run`] with the instruction set enabled.
     unsafe fn tiles<T: Tile>(p: &Product);
 }
@@ -44,9 +32,12 @@ pub trait Isa: Lanes {
 /// AVX2, FMA and F16C.
 pub struct Avx2;
 
-impl Isa for Avx2 {
+impl Path for Avx2 {
     const NAME: &'static str = "avx2";
+    enabling!("avx2,fma,f16c");
+}
 
+impl Isa for Avx2 {
     #[inline(always)]
     unsafe fn dot4(sums: __m256i, unsigned: __m256i, signed: __m256i) -> __m256i {
         let pairs = _mm256_maddubs_epi16(unsigned, signed);
@@ -55,19 +46,6 @@ impl Isa for Avx2 {
     #[inline(always)]
     unsafe fn dot2(sums: __m256i, a: __m256i, b: __m256i) -> __m256i {
         _mm256_add_epi32(sums, _mm256_madd_epi16(a, b))
-    }
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn columns<S: Steps, const R: usize, const C: usize>(p: &Product, first: usize) {
-        rows::columns::<Self, S, R, C>(p, first);
-    }
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn block<S: Steps, const R: usize, const C: usize>(
-        p: &Product,
-        row: usize,
-        first: usize,
-    ) {
-        rows::block::<Self, S, R, C>(p, row, first);
     }
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn tiles<T: Tile>(p: &Product) {
@@ -81,9 +59,12 @@ impl Isa for Avx2 {
 /// for memory with AVX2 already, so wider ones would gain nothing there.
 pub struct Avx512;
 
-impl Isa for Avx512 {
+impl Path for Avx512 {
     const NAME: &'static str = "avx512";
+    enabling!("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni");
+}
 
+impl Isa for Avx512 {
     #[inline(always)]
     unsafe fn dot4(sums: __m256i, unsigned: __m256i, signed: __m256i) -> __m256i {
         _mm256_dpbusd_epi32(sums, unsigned, signed)
@@ -91,19 +72,6 @@ impl Isa for Avx512 {
     #[inline(always)]
     unsafe fn dot2(sums: __m256i, a: __m256i, b: __m256i) -> __m256i {
         _mm256_dpwssd_epi32(sums, a, b)
-    }
-    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
-    unsafe fn columns<S: Steps, const R: usize, const C: usize>(p: &Product, first: usize) {
-        rows::columns::<Self, S, R, C>(p, first);
-    }
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
-    unsafe fn block<S: Steps, const R: usize, const C: usize>(
-        p: &Product,
-        row: usize,
-        first: usize,
-    ) {
-        rows::block::<Self, S, R, C>(p, row, first);
     }
     #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
     unsafe fn tiles<T: Tile>(p: &Product) {

@@ -1,13 +1,14 @@
 //! Q4_K and Q5_K: blocks of 256 with a scale and a minimum for each 32.
 
 use std::arch::x86_64::*;
+use std::marker::PhantomData;
 use std::mem::offset_of;
 
 use super::common::{load, sum_floats, sums_of_32};
 use super::isa::Isa;
-use super::rows::Steps;
 use super::tile::{self, Lanes, Panel, Tile};
 use crate::blocks::{self, scales_and_mins, Q8K};
+use crate::rows::Steps;
 
 /// A block's scales.
 #[derive(Clone, Copy)]
@@ -80,9 +81,9 @@ unsafe fn scaled(total: __m256, sums: __m256i, row: &Row, column: &Column) -> __
 }
 
 /// 4 bits.
-pub struct Q4K;
+pub struct Q4K<I>(PhantomData<I>);
 
-impl Steps for Q4K {
+impl<I: Isa> Steps for Q4K<I> {
     const LEN: usize = 256;
     const BYTES: usize = size_of::<blocks::Q4K>();
     const INPUT_BYTES: usize = size_of::<Q8K>();
@@ -116,7 +117,7 @@ impl Steps for Q4K {
         }
     }
     #[inline(always)]
-    unsafe fn add<I: Isa>(sums: __m256i, part: &Part, x: *const u8, j: usize) -> __m256i {
+    unsafe fn add(sums: __m256i, part: &Part, x: *const u8, j: usize) -> __m256i {
         add::<I>(sums, part, x, j)
     }
     #[inline(always)]
@@ -128,7 +129,7 @@ impl Steps for Q4K {
         )
     }
     #[inline(always)]
-    unsafe fn finish<I: Isa>(total: Q4Total, _: Option<(*const u8, *const u8)>) -> f32 {
+    unsafe fn finish(total: Q4Total, _: Option<(*const u8, *const u8)>) -> f32 {
         let mins = _mm_add_ps(total.1, _mm_movehl_ps(total.1, total.1));
         let mins = _mm_add_ss(mins, _mm_movehdup_ps(mins));
         sum_floats(total.0) + _mm_cvtss_f32(mins)
@@ -136,7 +137,7 @@ impl Steps for Q4K {
 }
 
 /// 5 bits.
-pub struct Q5K;
+pub struct Q5K<I>(PhantomData<I>);
 
 /// Moves bit `i` of each byte to bit 4; other bits are rubbish.
 #[inline(always)]
@@ -155,7 +156,7 @@ unsafe fn five(nibbles: __m256i, high: __m256i, i: usize) -> __m256i {
     _mm256_or_si256(_mm256_and_si256(nibbles, _mm256_set1_epi8(15)), fifth)
 }
 
-impl Steps for Q5K {
+impl<I: Isa> Steps for Q5K<I> {
     const LEN: usize = 256;
     const BYTES: usize = size_of::<blocks::Q5K>();
     const INPUT_BYTES: usize = size_of::<Q8K>();
@@ -189,7 +190,7 @@ impl Steps for Q5K {
         }
     }
     #[inline(always)]
-    unsafe fn add<I: Isa>(sums: __m256i, part: &Part, x: *const u8, j: usize) -> __m256i {
+    unsafe fn add(sums: __m256i, part: &Part, x: *const u8, j: usize) -> __m256i {
         add::<I>(sums, part, x, j)
     }
     #[inline(always)]
@@ -203,7 +204,7 @@ impl Steps for Q5K {
         Q5Total(scaled(total.0, sums, row, column), mins)
     }
     #[inline(always)]
-    unsafe fn finish<I: Isa>(total: Q5Total, _: Option<(*const u8, *const u8)>) -> f32 {
+    unsafe fn finish(total: Q5Total, _: Option<(*const u8, *const u8)>) -> f32 {
         sum_floats(total.0) + total.1
     }
 }
@@ -230,7 +231,7 @@ unsafe fn minima<L: Lanes>(panels: &[Panel], x: &Q8K) -> L::Ints {
     L::times_pairs(panels, offset_of!(Panel, mins), pairs, 0)
 }
 
-impl Tile for Q4K {
+impl<I> Tile for Q4K<I> {
     const BYTES: usize = size_of::<blocks::Q4K>();
     const SCALES: usize = 1;
     const MINS: bool = true;
@@ -266,7 +267,7 @@ impl Tile for Q4K {
     }
 }
 
-impl Tile for Q5K {
+impl<I> Tile for Q5K<I> {
     const BYTES: usize = size_of::<blocks::Q5K>();
     const SCALES: usize = 1;
     const MINS: bool = true;

@@ -1,5 +1,5 @@
-//! AVX2 with FMA, and AVX-512 with VNNI: the loops that all types share, and
-//! the choice of kernels.
+//! AVX2 with FMA, and AVX-512 with VNNI: the loops of tiles that all types
+//! share, and the choice of kernels.
 //!
 //! Methods of most traits here are inlined into functions that enable the
 //! instruction set ([`isa`]); they cannot enable it themselves, since an
@@ -16,13 +16,14 @@ mod isa;
 mod k_mins;
 mod lanes;
 mod q6_k;
-mod rows;
 mod small;
 mod tile;
 
 use isa::{Avx2, Avx512, Isa};
 
+use super::rows::{self, Steps};
 use super::{Kernel, Run, WeightType};
+use tile::Tile;
 
 /// Kernels that this processor can run, the best first.
 pub fn kernels_for(type_: WeightType) -> Vec<Kernel> {
@@ -45,14 +46,21 @@ pub fn kernels_for(type_: WeightType) -> Vec<Kernel> {
 }
 
 fn kernel<I: Isa>(type_: WeightType) -> Kernel {
+    // Blocks of 32 need no registers for sums from step to step: four rows. A
+    // single column waits for memory with 8 bits, for arithmetic with 4.
     let (vec_dot, tiled): (Run, Option<Run>) = match type_ {
-        WeightType::Q4_0 => (rows::all::<I, small::Q4_0, 4, 2>, None),
-        WeightType::Q8_0 => (rows::all::<I, small::Q8_0, 4, 1>, None),
-        WeightType::Mxfp4 => (rows::all::<I, small::Mxfp4, 4, 4>, None),
-        WeightType::Q4K => (rows::all::<I, k_mins::Q4K, 2, 1>, Some(I::tiles::<k_mins::Q4K>)),
-        WeightType::Q5K => (rows::all::<I, k_mins::Q5K, 2, 1>, Some(I::tiles::<k_mins::Q5K>)),
-        WeightType::Q6K => (rows::all::<I, q6_k::Q6K, 2, 1>, Some(I::tiles::<q6_k::Q6K>)),
-        WeightType::Iq4Xs => (rows::all::<I, iq4_xs::Iq4Xs, 2, 1>, Some(I::tiles::<iq4_xs::Iq4Xs>)),
+        WeightType::Q4_0 => (rows::all::<I, small::Q4_0<I>, 4, 2>, None),
+        WeightType::Q8_0 => (rows::all::<I, small::Q8_0<I>, 4, 1>, None),
+        WeightType::Mxfp4 => (rows::all::<I, small::Mxfp4<I>, 4, 4>, None),
+        WeightType::Q4K => of_256::<I, k_mins::Q4K<I>>(),
+        WeightType::Q5K => of_256::<I, k_mins::Q5K<I>>(),
+        WeightType::Q6K => of_256::<I, q6_k::Q6K<I>>(),
+        WeightType::Iq4Xs => of_256::<I, iq4_xs::Iq4Xs<I>>(),
     };
     Kernel { type_, path: I::NAME, vec_dot, tiled }
+}
+
+/// Both orders of a type with blocks of 256.
+fn of_256<I: Isa, T: Steps + Tile>() -> (Run, Option<Run>) {
+    (rows::all::<I, T, 2, 1>, Some(I::tiles::<T>))
 }

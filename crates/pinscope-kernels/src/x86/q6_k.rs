@@ -1,13 +1,14 @@
 //! Q6_K: blocks of 256 with a scale for each 16.
 
 use std::arch::x86_64::*;
+use std::marker::PhantomData;
 use std::mem::offset_of;
 
 use super::common::{half, load, sum_floats};
 use super::isa::Isa;
-use super::rows::Steps;
 use super::tile::{self, Lanes, Panel, Tile};
 use crate::blocks::{self, Q8K};
+use crate::rows::Steps;
 
 /// A block's scales.
 #[derive(Clone, Copy)]
@@ -43,9 +44,9 @@ unsafe fn six(a: __m256i, b: __m256i, high: __m256i) -> [__m256i; 4] {
 }
 
 /// 6 bits.
-pub struct Q6K;
+pub struct Q6K<I>(PhantomData<I>);
 
-impl Steps for Q6K {
+impl<I: Isa> Steps for Q6K<I> {
     const LEN: usize = 256;
     const BYTES: usize = size_of::<blocks::Q6K>();
     const INPUT_BYTES: usize = size_of::<Q8K>();
@@ -89,7 +90,7 @@ impl Steps for Q6K {
         Part { q, scales }
     }
     #[inline(always)]
-    unsafe fn add<I: Isa>(mut sums: __m256i, part: &Part, x: *const u8, j: usize) -> __m256i {
+    unsafe fn add(mut sums: __m256i, part: &Part, x: *const u8, j: usize) -> __m256i {
         let x = (*x.cast::<Q8K>()).qs.as_ptr().add(128 * j);
         for i in 0..4 {
             let pairs = _mm256_maddubs_epi16(part.q[i], load(x.add(32 * i)));
@@ -105,12 +106,12 @@ impl Steps for Q6K {
         _mm256_fmadd_ps(_mm256_set1_ps(column.0 * row.d), sums, total)
     }
     #[inline(always)]
-    unsafe fn finish<I: Isa>(total: __m256, _: Option<(*const u8, *const u8)>) -> f32 {
+    unsafe fn finish(total: __m256, _: Option<(*const u8, *const u8)>) -> f32 {
         sum_floats(total)
     }
 }
 
-impl Tile for Q6K {
+impl<I> Tile for Q6K<I> {
     const BYTES: usize = size_of::<blocks::Q6K>();
     const SCALES: usize = 2;
     const MINS: bool = false;

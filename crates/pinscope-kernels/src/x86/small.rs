@@ -1,11 +1,12 @@
 //! Q4_0, Q8_0 and MXFP4: blocks of 32 with one scale, inputs in `q8_0`.
 
 use std::arch::x86_64::*;
+use std::marker::PhantomData;
 
 use super::common::{halves, load, nibbles, sum_floats, table};
 use super::isa::Isa;
-use super::rows::Steps;
 use crate::blocks;
+use crate::rows::Steps;
 
 /// Products of 32 signed weights, sums of four each.
 #[inline(always)]
@@ -39,7 +40,7 @@ unsafe fn input_scale(x: *const u8) -> __m256 {
 /// with an input are `products(weights, input)`.
 macro_rules! one_block {
     ($type_:ident, $unpack:expr, $products:expr) => {
-        impl Steps for $type_ {
+        impl<I: Isa> Steps for $type_<I> {
             const LEN: usize = 32;
             const BYTES: usize = size_of::<blocks::$type_>();
             const INPUT_BYTES: usize = size_of::<blocks::Q8_0>();
@@ -67,7 +68,7 @@ macro_rules! one_block {
                 $unpack(&*w.cast::<blocks::$type_>())
             }
             #[inline(always)]
-            unsafe fn add<I: Isa>(_: __m256i, part: &__m256i, x: *const u8, _: usize) -> __m256i {
+            unsafe fn add(_: __m256i, part: &__m256i, x: *const u8, _: usize) -> __m256i {
                 $products(*part, x)
             }
             #[inline(always)]
@@ -75,7 +76,7 @@ macro_rules! one_block {
                 scaled(total, sums, *row, *column)
             }
             #[inline(always)]
-            unsafe fn finish<I: Isa>(total: __m256, _: Option<(*const u8, *const u8)>) -> f32 {
+            unsafe fn finish(total: __m256, _: Option<(*const u8, *const u8)>) -> f32 {
                 sum_floats(total)
             }
         }
@@ -83,18 +84,18 @@ macro_rules! one_block {
 }
 
 /// 8 bits.
-pub struct Q8_0;
+pub struct Q8_0<I>(PhantomData<I>);
 one_block!(Q8_0, |block: &blocks::Q8_0| load(block.qs.as_ptr()), signed::<I>);
 
 /// 4 bits.
-pub struct Q4_0;
+pub struct Q4_0<I>(PhantomData<I>);
 one_block!(Q4_0, |block: &blocks::Q4_0| nibbles(block.qs.as_ptr()), |weights, x| raised::<I>(
     weights, 8, x
 ));
 
 /// 4-bit floats. ggml adds even and odd blocks apart, and a last block
 /// without a partner as one number.
-pub struct Mxfp4;
+pub struct Mxfp4<I>(PhantomData<I>);
 
 const HALF_STEP: usize = size_of::<blocks::Mxfp4>();
 const INPUT_BLOCK: usize = size_of::<blocks::Q8_0>();
@@ -122,7 +123,7 @@ static SCALES: [f32; 256] = {
     table
 };
 
-impl Mxfp4 {
+impl<I> Mxfp4<I> {
     /// Weights, raised by [`BELOW`].
     #[inline(always)]
     unsafe fn unpack(w: *const u8) -> __m256i {
@@ -136,7 +137,7 @@ impl Mxfp4 {
     }
 }
 
-impl Steps for Mxfp4 {
+impl<I: Isa> Steps for Mxfp4<I> {
     const LEN: usize = 64;
     const BYTES: usize = 2 * HALF_STEP;
     const INPUT_BYTES: usize = 2 * INPUT_BLOCK;
@@ -164,12 +165,7 @@ impl Steps for Mxfp4 {
         Self::unpack(w.add(j * HALF_STEP))
     }
     #[inline(always)]
-    unsafe fn add<I: Isa>(
-        mut sums: Self::Sums,
-        part: &__m256i,
-        x: *const u8,
-        j: usize,
-    ) -> Self::Sums {
+    unsafe fn add(mut sums: Self::Sums, part: &__m256i, x: *const u8, j: usize) -> Self::Sums {
         sums[j] = raised::<I>(*part, BELOW, x.add(j * INPUT_BLOCK));
         sums
     }
@@ -183,7 +179,7 @@ impl Steps for Mxfp4 {
         [scaled(total[0], sums[0], row[0], column[0]), scaled(total[1], sums[1], row[1], column[1])]
     }
     #[inline(always)]
-    unsafe fn finish<I: Isa>(total: Self::Total, rest: Option<(*const u8, *const u8)>) -> f32 {
+    unsafe fn finish(total: Self::Total, rest: Option<(*const u8, *const u8)>) -> f32 {
         let sum = sum_floats(_mm256_add_ps(total[0], total[1]));
         let Some((w, x)) = rest else { return sum };
         let sums = raised::<I>(Self::unpack(w), BELOW, x);

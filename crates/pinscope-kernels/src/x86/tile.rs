@@ -5,8 +5,9 @@
 
 use std::arch::x86_64::*;
 
-use super::common::{load, prefetch};
+use super::common::load;
 use crate::blocks::Q8K;
+use crate::prefetch::prefetch;
 use crate::Product;
 
 /// Columns that are multiplied with a panel before the next block of rows is
