@@ -95,15 +95,20 @@ impl Shared<'_> {
     }
 }
 
-/// Bytes a second at which so many threads read memory, and do nothing else.
+/// Bytes a second at which so many threads read memory: a word of each cache
+/// line, from eight places at once, which is faster than one after the other.
 fn memory(threads: usize) -> f64 {
+    const LINE: usize = 8;
     let words = vec![1u64; BYTES / 8];
     let sum = AtomicUsize::new(0);
-    let rows = BYTES / 4096;
     let took = fastest(|| {
-        in_chunks(rows, threads, |rows| {
-            let part = words[rows.start * 512..rows.end * 512].iter().fold(0, |a, b| a ^ b);
-            sum.fetch_xor(part as usize, Ordering::Relaxed);
+        // Rows of 4096 bytes.
+        in_chunks(BYTES / 4096, threads, |rows| {
+            let part = &words[rows.start * 512..rows.end * 512];
+            let places: Vec<&[u64]> = part.chunks(part.len().div_ceil(8)).collect();
+            let lines = (0..places[0].len()).step_by(LINE);
+            let part = lines.map(|at| places.iter().fold(0, |a, p| a ^ p[at.min(p.len() - 1)]));
+            sum.fetch_xor(part.fold(0, |a, b| a ^ b) as usize, Ordering::Relaxed);
         });
     });
     BYTES as f64 / took.as_secs_f64()
