@@ -210,20 +210,31 @@ unsafe extern "C" fn supports_op(_: *mut Device, op: *const Tensor) -> bool {
     if op.op == n.mul_mat_id {
         shared.batch.fetch_max(usize::try_from(op.ne[2]).unwrap_or(0), Ordering::Relaxed);
     }
-    // SAFETY: the graph that `op` belongs to is alive.
-    n.is_between(op.op)
-        || op.op == n.mul_mat
-        || op.op == n.mul_mat_id && unsafe { op.src[0].as_ref() }.is_some_and(is_ours)
+    let takes = n.is_between(op.op) || op.op == n.mul_mat || op.op == n.mul_mat_id;
+    takes
+        && (op.op != n.mul_mat_id || operands(op).next().is_some_and(is_ours))
+        && !is_of_others(op)
+}
+
+/// Whether `op` has weights that are not ours, such as a second model's.
+fn is_of_others(op: &Tensor) -> bool {
+    operands(op).any(|t| {
+        // SAFETY: a tensor's buffer is null or alive.
+        let weights =
+            unsafe { t.buffer.as_ref() }.is_some_and(|b| b.usage == ffi::BUFFER_USAGE_WEIGHTS);
+        weights && !is_ours(t)
+    })
+}
+
+fn operands(op: &Tensor) -> impl Iterator<Item = &Tensor> {
+    // SAFETY: operands are null or alive.
+    op.src.iter().filter_map(|&t| unsafe { t.as_ref() })
 }
 
 /// The weight whose place llama.cpp asks for, if `op` is such a question.
 fn to_be_placed(op: &Tensor) -> Option<&Tensor> {
-    // SAFETY: operands are null or alive, and so are their buffers;
-    // `is_ours` has seen the buffer.
-    op.src
-        .iter()
-        .filter_map(|&operand| unsafe { operand.as_ref() })
-        .find(|&weight| is_ours(weight) && unsafe { (*weight.buffer).size } == 0)
+    // SAFETY: `is_ours` has seen the buffer, which is alive.
+    operands(op).find(|&weight| is_ours(weight) && unsafe { (*weight.buffer).size } == 0)
 }
 
 /// The context pointer of our buffer type is unused; buffers have their own.

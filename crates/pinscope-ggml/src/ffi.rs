@@ -115,6 +115,9 @@ pub struct Buffer {
     pub usage: u32,
 }
 
+/// `GGML_BACKEND_BUFFER_USAGE_WEIGHTS`.
+pub const BUFFER_USAGE_WEIGHTS: u32 = 1;
+
 /// `struct ggml_backend_i`.
 #[repr(C)]
 pub struct BackendI {
@@ -300,11 +303,12 @@ pub struct Numbers {
 
 /// What llama.cpp computes in a layer besides products. Left out is what it
 /// wants on the layer's own device, and replaces by other operations when it
-/// is not: fused attention.
-const BETWEEN: [&str; 24] = [
+/// is not (fused attention), and what writes to the KV cache, of which nobody can
+/// tell to which model it belongs.
+const BETWEEN: [&str; 23] = [
     "NONE", "ADD", "ADD_ID", "SUB", "MUL", "DIV", "SQR", "SQRT", "SCALE", "CLAMP", "SUM_ROWS",
     "UNARY", "GLU", "NORM", "RMS_NORM", "ROPE", "SOFT_MAX", "ARGSORT", "VIEW", "RESHAPE",
-    "PERMUTE", "CONT", "GET_ROWS", "SET_ROWS",
+    "PERMUTE", "CONT", "GET_ROWS",
 ];
 
 impl Numbers {
