@@ -8,7 +8,7 @@ CARGO ?= cargo
 demo: setup
 	scripts/demo.sh
 
-# Everything that CI runs.
+# What CI runs, besides test-arm64.
 test: setup lint
 	$(CARGO) test --release --workspace
 

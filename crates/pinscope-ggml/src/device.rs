@@ -7,10 +7,11 @@
 //!   empty dummy buffer. The answer is yes for every tensor of the model's
 //!   files: experts become reserved address space, dense weights are read
 //!   straight into memory of our own (no page cache, not evicted).
-//! - *Can you compute this?* Yes for products with our weights that our kernels
-//!   serve, and for the usual operations around them, since each change of
-//!   device costs time: most of a layer is ours but for fused attention. All
-//!   that is no such product is computed by the CPU backend in the end.
+//! - *Can you compute this?* Yes for products and for the usual operations
+//!   around them, unless they have weights that are not ours, since each change
+//!   of device costs time: a layer is ours but for fused attention and writes
+//!   to the KV cache. What our kernels do not serve is computed by the CPU
+//!   backend in the end.
 //!
 //! Without an active engine it answers no, and llama.cpp runs as without it,
 //! unless a [`guest::Guide`] recognises the weight.

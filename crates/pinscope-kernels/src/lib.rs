@@ -14,7 +14,6 @@
 #[cfg(target_arch = "aarch64")]
 mod arm;
 mod blocks;
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod prefetch;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod rows;
@@ -22,6 +21,8 @@ mod rows;
 mod x86;
 
 use std::ops::Range;
+
+pub use prefetch::prefetch;
 
 /// Types of weights that have kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -1,7 +1,8 @@
 //! Requests for memory ahead of its use.
 
 /// Asks for `bytes` bytes; the address may be anything. Processors' own
-/// prefetchers stop at each page, a few rows on.
+/// prefetchers stop at each page, a few rows on. Does nothing on processors for
+/// which there are no kernels.
 #[inline(always)]
 pub fn prefetch(at: *const u8, bytes: usize) {
     for line in (0..bytes).step_by(64) {
@@ -18,5 +19,7 @@ pub fn prefetch(at: *const u8, bytes: usize) {
             std::arch::asm!("prfm pldl1keep, [{0}]", in(reg) at,
                 options(readonly, nostack, preserves_flags));
         }
+        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+        let _ = at;
     }
 }

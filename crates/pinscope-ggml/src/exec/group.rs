@@ -281,7 +281,7 @@ impl Workspace {
                     let io = (result, src[1]);
                     match kernels {
                         Some(k) => {
-                            // Outputs may lie where another node's operand is.
+                            // ggml's memory may be another node's operand until then.
                             let late = in_place;
                             self.own_products(program, step, group, k, io, late, inputs, &of_part);
                         }

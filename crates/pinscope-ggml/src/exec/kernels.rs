@@ -9,7 +9,7 @@
 
 use std::sync::OnceLock;
 
-use pinscope_kernels::{kernels_for, Kernel, Order, Product, WeightType};
+use pinscope_kernels::{kernels_for, prefetch, Kernel, Order, Product, WeightType};
 
 use super::probe;
 use super::program::Program;
@@ -147,19 +147,6 @@ impl Kernels {
 /// own prefetcher stops at each page, a few rows on: asking early gave 1.2 to
 /// 1.3 times the bandwidth (Q4_K, 2 x Zen 3, 3 rows; 2 to 6 were alike).
 const ROWS_AHEAD: usize = 3;
-
-/// Asks for the cache lines of a row; the address may be anything.
-#[inline]
-fn prefetch(row: *const u8, bytes: usize) {
-    #[cfg(target_arch = "x86_64")]
-    for line in (0..bytes).step_by(64) {
-        use std::arch::x86_64::{_mm_prefetch, _MM_HINT_T0};
-        // SAFETY: a prefetch reads nothing and cannot fault.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(row.wrapping_add(line).cast()) };
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = (row, bytes);
-}
 
 /// Our kernels that give the bits of the ggml that is there, by ggml's numbers
 /// of the operation and the type.

@@ -96,7 +96,7 @@ impl Program {
 }
 
 /// What is known of a node's operand without looking at the program.
-pub fn through_views(numbers: &Numbers, mut t: *mut Tensor) -> *mut Tensor {
+fn through_views(numbers: &Numbers, mut t: *mut Tensor) -> *mut Tensor {
     // SAFETY: ggml's graph is alive, and a view has its source in `src[0]`.
     unsafe {
         while !t.is_null() && ((*t).op == numbers.view || (*t).op == numbers.reshape) {

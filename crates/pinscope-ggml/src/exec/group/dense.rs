@@ -54,27 +54,27 @@ impl Workspace {
     /// says how many it has room for.
     pub fn begin_nodes(&mut self, nodes: &[*mut Tensor]) -> (*mut Graph, usize) {
         let graph = self.clear();
-        let mut products = 0;
-        let fits = |&&node: &&*mut Tensor| {
-            // SAFETY: nodes are alive.
-            products += usize::from(kernels(&self.numbers, unsafe { &*node }).is_some());
-            products <= MAX_PRODUCTS
-        };
-        let n = nodes.iter().take(super::MAX_NODES / 2).take_while(fits).count();
-        let bytes = self.dense_bytes(&nodes[..n]);
-        self.make_room(bytes + ALIGN);
+        let (mut n, mut products, mut bytes) = (0, 0, ALIGN);
+        for &node in nodes.iter().take(super::MAX_NODES / 2) {
+            if let Some(more) = self.bytes_of_dense(node) {
+                if products == MAX_PRODUCTS {
+                    break;
+                }
+                products += 1;
+                bytes += more;
+            }
+            n += 1;
+        }
+        self.make_room(bytes);
         (graph, n)
     }
 
-    /// Scratch that `nodes` need.
-    pub(super) fn dense_bytes(&self, nodes: &[*mut Tensor]) -> usize {
-        let bytes = |&node: &*mut Tensor| {
-            // SAFETY: nodes and their operands are alive.
-            let (node, input) = unsafe { (&*node, (*node).src[1].as_ref()) };
-            let kernels = kernels(&self.numbers, node);
-            kernels.zip(input).map_or(0, |(k, input)| room(k, input) * input.ne[1] as usize)
-        };
-        nodes.iter().map(bytes).sum()
+    /// Scratch that `node` needs if it is a product that we compute.
+    pub(super) fn bytes_of_dense(&self, node: *mut Tensor) -> Option<usize> {
+        // SAFETY: nodes and their operands are alive.
+        let (node, input) = unsafe { (&*node, (*node).src[1].as_ref()) };
+        let kernels = kernels(&self.numbers, node)?;
+        input.map(|input| room(kernels, input) * input.ne[1] as usize)
     }
 
     /// Appends a node of ggml's: as it is, or as a product with our kernels.

@@ -16,7 +16,8 @@ impl Workspace {
         tail: &[*mut Tensor],
     ) {
         let row = |t: &Tensor| (t.ne[0] as usize * 4 * p).next_multiple_of(ALIGN);
-        let mut bytes = 4 * (p * 4).next_multiple_of(ALIGN) + ALIGN + self.dense_bytes(tail);
+        let mut bytes = 4 * (p * 4).next_multiple_of(ALIGN) + ALIGN;
+        bytes += tail.iter().filter_map(|&node| self.bytes_of_dense(node)).sum::<usize>();
         for step in &program.steps {
             // SAFETY: nodes and operands are alive.
             unsafe {
